@@ -104,9 +104,7 @@ class Limits:
     classes: int = _limit(2048, 8)  # residue classes of an order
     orders: int = _limit(16, 3)  # orders that are tried for a term
     tokens_ordered: int = _limit(4096, 8)  # tokens that an order lists
-    joined: int = _limit(1 << 16, 16)  # positions of all heads that are laid out as one
     fused: int = _limit(1 << 22, 64)  # scores from which on torch's fused call is taken
-    transformed: int = _limit(1 << 13, 8)  # n from which on transforms go channel by channel
     table: int = _limit(1 << 26, 64)  # entries of a table of rows and the blocks they read
     lookups: int = _limit(1024, 2)  # rows that are looked up as quickly as a tile is sorted
     grouped: int = _limit(4, 2)  # scores of a group whose maxima are examined first
@@ -123,10 +121,8 @@ class Limits:
     rows_least: int = _limit(16, 2)  # the same for a layout
     rows_drawn: int = _limit(1 << 12, 3)  # rows that are drawn, or sorted, in one go
     drawn_at_once: int = _limit(1 << 14, 8)  # random numbers that are drawn in one go
-    words: int = _limit(1 << 19, 2)  # words of 64 keys that a sweep holds for all queries
-    words_gathered: int = _limit(1 << 21, 4)  # words that it gathers in one go
+    words_gathered: int = _limit(1 << 21, 4)  # words of 64 keys that a sweep gathers in one go
     columns: int = _limit(1 << 10, 4)  # columns of the hashes of some rounds
-    merged: int = _limit(8, 2)  # layouts whose results are merged in one go
     stream: int = _limit(256, 4)  # positions that are streamed in one go
     ring: int = _limit(32, 2)  # positions for which a ring of keys is examined
     feature_chunk: int = _limit(64, 4)  # positions of a chunk of features
@@ -139,7 +135,6 @@ class Limits:
     coarsest: int = _limit(64, 4)  # tiles on a side of the coarsest level
     tall: int = _limit(48, 4)  # rows of a tile from which on it meets all keys in one product
     tallest: int = _limit(2048, 16)  # rows of a block
-    tiles_added: int = _limit(16, 1)  # tiles whose gradients are added one by one
     blocks_covered: int = _limit(2048, 4)  # blocks on a side of a cover
 
     # what is kept

@@ -541,5 +541,8 @@ def diff(
     """
     for spec in (a, b):
         if not isinstance(spec, Spec):
-            raise TypeError(f"specs are compared, got {type(spec).__name__}")
+            raise TypeError(
+                f"specs are compared, got {type(spec).__name__}; a mask or a mask function is"
+                " compared by `spec.compare(mask, n)`"
+            )
     return a.compare(b, n, inputs=inputs, m=m)

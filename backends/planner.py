@@ -44,7 +44,7 @@ RENAMED = {**dict.fromkeys(("bands", "lists", "rows", "tiles"), "tables"), "scat
 ON_REQUEST = "on this device it runs only if it is named"
 """The refusal of a backend that is not named and runs on request alone."""
 
-REFUSES = "the backend {} refuses: "
+REFUSES = "the backend {} refuses: {}; `backend='auto'` looks for another"
 
 MOST_GROUPS = 8
 """The most groups of heads that a plan prints one by one."""
@@ -389,10 +389,10 @@ def candidates(
             for c in listed
             if c.refusal != ON_REQUEST and (work.mechanism is None or runs_mechanisms(c.backend))
         ]
-        reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
+        reasons = "; ".join(f"`{c.backend.name}`: {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
     if chosen.refusal is not None:
-        raise BackendError(REFUSES.format(backend) + chosen.refusal)
+        raise BackendError(REFUSES.format(backend, chosen.refusal))
     return tuple(listed)
 
 
@@ -402,7 +402,7 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
         named = backend_of(backend)
         refusal = refusal_of(named, work, device)
         if refusal is not None:
-            raise BackendError(REFUSES.format(backend) + refusal)
+            raise BackendError(REFUSES.format(backend, refusal))
         return named
     work = _planned(work, device)
     if work.decodes:
@@ -468,7 +468,7 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
         raise BackendError(distinct[0])
     if len(distinct) > 1:
         distinct = [f"on {device}, {reason}" for device, reason in reasons.items()]
-    raise BackendError(REFUSES.format(name) + "; ".join(distinct))
+    raise BackendError(REFUSES.format(name, "; ".join(distinct)))
 
 
 def _refusal(name: str, work: Work, device: str) -> str | None:
@@ -476,7 +476,8 @@ def _refusal(name: str, work: Work, device: str) -> str | None:
     try:
         choose(work, device, name)
     except BackendError as error:
-        return str(error).removeprefix(REFUSES.format(name))
+        before, after = REFUSES.format(name, "|").split("|")
+        return str(error).removeprefix(before).removesuffix(after)
     return None
 
 

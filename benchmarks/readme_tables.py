@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import spearmanr
-
 from benchmarks import exchange, report
 from benchmarks.gpu import TARGETS
 from benchmarks.plots import draw
@@ -40,6 +38,9 @@ def bench_table(figures: Figures) -> str:
         "| **geometric mean** of all but powers, expander and random | | "
         f"| **{summary['mean_forward']:.2f}** | | **{summary['mean_both']:.2f}** |",
         *_beside_dense(part),
+        "",
+        "dilated(2048, 8): radius and step. strided(128): stride. fixed(128, 8): stride and cells."
+        " neighborhood(21, 21): the box of cells. powers(2): base. expander(32), random(32): keys.",
     ]
     return "\n".join([*lines, *_short(figures)])
 
@@ -59,7 +60,7 @@ BRIEF = ("causal window(511)", "strided(128)", "Longformer 256 + 64", "BigBird 6
 
 def _efficiency(part: Figures, rows: Sequence[Figures]) -> list[str]:
     lines = [
-        "| pattern | keys a query | time, forward | η | with gradients | η |",
+        "| pattern | keys per query | forward | η, forward | with gradients | η, with gradients |",
         "|:--|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
@@ -78,7 +79,8 @@ def _beside_dense(part: Figures) -> list[str]:
         f"| 1 | {_milliseconds(part['dense']['both'])} | 1 |",
         "",
         f"(n = {part['n']:,}, 4 heads of size 64, float32; {_machine(part['machine'])}; torch "
-        f"{part['versions']['torch']}.)",
+        f"{part['versions']['torch']}. Longformer: radius and global tokens; BigBird: size of a"
+        " block and random blocks. Keys per query are the mean.)",
     ]
 
 
@@ -91,12 +93,13 @@ def _short(figures: Figures) -> list[str]:
     if "shapes" not in figures:
         return []
     summary = figures["shapes"]["summary"]
-    means = ", ".join(f"{mode} {found['mean']:.2f}×" for mode, found in summary.items())
+    means = ", ".join(f"{found['mean']:.2f}× {mode}" for mode, found in summary.items())
     lines = [
         "",
-        "The shapes that people use, forward, beside torch's own best call with the mask made"
-        " beforehand (geometric means of all"
-        f" {summary['forward']['rows']} rows measured, padded ones too: {means}):",
+        "Common shapes, forward, compared with torch's own best call, whose mask was made"
+        " beforehand. The ratio is our time divided by torch's: below 1 attnspec is faster. The"
+        f" geometric mean over [all {summary['forward']['rows']} rows](../benchmarks/README.md),"
+        f" padded ones too, is {means}.",
         "",
         "| pattern | samples × heads × n | attnspec | torch | ratio |",
         "|:--|--:|--:|--:|--:|",
@@ -122,12 +125,13 @@ def accuracy_table(figures: Figures) -> str:
     seeds, what a step costs, and what others have published."""
     names = list(dict.fromkeys(name for task in figures.values() for name in task["systems"]))
     heads = [cell for task, found in figures.items() for cell in _heads(task, found)]
-    lines = [f"| system | {' | '.join(heads)} |", "|:--" + "|--:" * len(heads) + "|"]
+    lines = [*_agreement(figures), f"| system | {' | '.join(heads)} |"]
+    lines.append("|:--" + "|--:" * len(heads) + "|")
     for name in names:
         cells = [cell for task in figures.values() for cell in _learned(task, name)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     most = [cell for task in figures.values() for cell in _most_frequent(task)]
-    lines += [f"| the most frequent answer | {' | '.join(most)} |", ""]
+    lines += [f"| always the most frequent answer | {' | '.join(most)} |", ""]
     told = "; ".join(
         f"{name}: n = {task['n']}, {task['budget']['steps']:,} steps of {task['budget']['batch']}"
         f" sequences, {task['seeds']} seeds"
@@ -135,12 +139,12 @@ def accuracy_table(figures: Figures) -> str:
     )
     last = list(figures.values())[-1]
     where = f"one thread of {_machine(last['machine'])}; torch {last['versions']['torch']}"
-    return "\n".join([*lines, f"({told}; {where}.{_agreement(figures)})"])
+    return "\n".join([*lines, f"(Mean ± standard deviation over the seeds. {told}; {where}.)"])
 
 
 def _heads(name: str, task: Figures) -> list[str]:
     beside = [task["published"]["title"]] if "published" in task else []
-    return [name, "a step", *beside]
+    return [name, "one step", *beside]
 
 
 def _learned(task: Figures, name: str) -> list[str]:
@@ -156,11 +160,13 @@ def _learned(task: Figures, name: str) -> list[str]:
 
 
 def _most_frequent(task: Figures) -> list[str]:
-    return [f"{task['chance']:.1%}", *("" for _ in _heads("", task)[1:])]
+    return [f"{100 * task['chance']:.1f} %", *("" for _ in _heads("", task)[1:])]
 
 
-def _agreement(figures: Figures) -> str:
-    """How far both rank the systems alike, by task."""
+def _agreement(figures: Figures) -> list[str]:
+    """Whether the published figures rank the systems alike, by task."""
+    from scipy.stats import spearmanr  # takes a second and a half
+
     found = []
     for name, task in figures.items():
         known = task.get("published", {}).get("accuracies", {})
@@ -168,10 +174,11 @@ def _agreement(figures: Figures) -> str:
         if len(shared) > 2:
             ours = [task["systems"][each]["mean"] for each in shared]
             rho = float(spearmanr(ours, [known[each] for each in shared]).statistic)
-            found.append(f"{rho:+.2f} for {name}")
+            found.append(f"{rho:+.2f} for {name} ({len(shared)} systems)")
     if not found:
-        return ""
-    return f" Rank correlation with what is published: {', '.join(found)}."
+        return []
+    ranks = "**These tasks do not rank the systems as the Long Range Arena does.** Spearman's rank"
+    return [f"{ranks} correlation with its figures is {' and '.join(found)}.", ""]
 
 
 def gpu_table(figures: Figures) -> str:
@@ -180,9 +187,9 @@ def gpu_table(figures: Figures) -> str:
     checks = [*figures.get("checks", {}).values()]
     right = f"{sum(row['ok'] for row in checks):,} of {len(checks):,}" if checks else NOT_MEASURED
     lines = [
-        "| | what | rows as aimed at | least, forward / backward |",
+        "| target | what | rows that meet it | worst ratio, forward / backward |",
         "|:--|:--|--:|--:|",
-        f"| | every spec of the zoo against float64, values and gradients | {right} | |",
+        f"| right | every spec of the zoo against float64, values and gradients | {right} | |",
     ]
     for target, words in TARGETS.items():
         times = figures.get("times", {}).items()
@@ -192,7 +199,7 @@ def gpu_table(figures: Figures) -> str:
         lines.append(f"| {target} | {words} | {held} | {least} |")
     if "machine" in figures:
         where = f"{figures['machine'].get('accelerator')}; torch {figures['versions']['torch']}"
-        lines += ["", f"({where}.)"]
+        lines += ["", f"({where}. A ratio above 1 means that attnspec is faster.)"]
     return "\n".join(lines)
 
 
@@ -206,7 +213,7 @@ def ranks_table(figures: Figures) -> str:
     """Bytes and seconds of a call over local ranks, beside gathering all keys."""
     settings = figures["settings"]
     lines = [
-        "| attention | ranks | goes by | most received | all keys are | time | gathering all |",
+        "| attention | ranks | way | most received | bytes of all keys | time | with all-gather |",
         "|:--|--:|:--|--:|--:|--:|--:|",
     ]
     for row in (row for rows in figures["rows"].values() for row in rows if row["ranks"] > 1):
@@ -232,7 +239,7 @@ def exchange_table(figures: Figures) -> str:
         specs.setdefault(each["name"], []).append(each)
     whole = sorted(name for name, rows in specs.items() if set(rows[0]["how"]) == {"all"})
     lines = [
-        "| spec | n | heads | travels | a rank gets | keys alone | by heads | sums | gathering"
+        "| spec | n | heads | way; partition | received | keys alone | by heads | sums | all-gather"
         " | balance |",
         "|:--|--:|--:|:--|--:|--:|--:|--:|--:|--:|",
     ]
@@ -249,13 +256,14 @@ def exchange_table(figures: Figures) -> str:
         )
     versions = figures["versions"]
     told = (
-        "Megabytes that reach a rank in all layers, forward, of 8 / 64 ranks. All numbers go to"
-        f" every rank where heads decide the pairs together: {', '.join(whole)}. Python"
+        "Megabytes that reach the busiest rank in all layers, forward. Each cell: 8 / 64 ranks."
+        " Heads: of queries / of keys. Some specs send everything to every rank, as their heads"
+        f" choose pairs together: {', '.join(whole)}. Python"
         f" {versions['python']}, numpy {versions['numpy']}, scipy {versions['scipy']}."
     )
     missing = sorted({name for name, _ in exchange.specs()} - set(specs))
     if missing:
-        told += f" Not planned yet: {', '.join(missing)}."
+        told += f" Specs without a row yet: {', '.join(missing)}."
     return "\n".join([*lines, "", told])
 
 

@@ -24,7 +24,7 @@ def page(figures: Figures) -> str:
     """Plots and tables, and the tables of `results/NAME/bench.json`, measured elsewhere."""
     images = [f"![{name}](results/{name}.svg)" for name, _ in plots(figures)]
     others = [
-        f"## On another machine: {path.parent.name}\n\n"
+        f"## A second machine: {path.parent.name}\n\n"
         + tables(json.loads(path.read_text(encoding="utf-8")))
         for path in sorted(RESULTS.glob("*/bench.json"))
     ]
@@ -55,14 +55,15 @@ def _efficiency(part: Figures) -> str:
     for column, function in (("geometric mean", "mean"), ("least", "least")):
         if f"{function}_forward" in summary:
             forward, both = (f"{summary[f'{function}_{mode}']:.2f}" for mode in ETA_TARGETS)
-            label = f"**{column}**, scattered graphs apart"
+            label = f"**{column}**, without scattered graphs"
             rows.append([label, "", "", "", f"**{forward}**", "", f"**{both}**", ""])
     return _section(
         f"Edge efficiency, n = {part['n']:,}",
         f"Dense attention takes {time_text(dense['forward']['median'])} forward and "
         f"{time_text(dense['both']['median'])} with gradients. Targets for the geometric mean: "
         f"{ETA_TARGETS['forward']} and {ETA_TARGETS['both']}.",
-        "pattern | keys a query | backend | forward | η | with gradients | η | predicted forward",
+        "pattern | keys per query | backend | forward | η, forward | with gradients"
+        " | η, with gradients | predicted forward",
         rows,
     )
 
@@ -87,15 +88,15 @@ def _shapes(part: Figures) -> str:
         for row in part["rows"]
     ]
     said = [
-        f"{mode}: geometric mean {found['mean']:.2f}×, worst {found['most']:.2f}×,"
-        f" {found['above']} of {found['rows']} rows above {CEILING}×"
+        f"\n\n{mode.capitalize()}: the geometric mean is {found['mean']:.2f}×, the worst row"
+        f" {found['most']:.2f}×; {found['above']} of {found['rows']} rows are above {CEILING}×."
         for mode, found in part["summary"].items()
     ]
     return _section(
-        "Shapes that people use: samples × heads × positions",
-        "Beside torch's own best call for the same pairs: nothing, `is_causal`, or a boolean mask"
-        f" made beforehand. Targets: none above {CEILING}×, geometric mean at most {MEAN}×."
-        f" {'; '.join(said)}.",
+        "Common shapes: samples × heads × positions",
+        "Compared with torch's own best call for the same pairs: without a mask, with `is_causal`,"
+        " or with a boolean mask made beforehand. The ratio is our time over torch's. Targets:"
+        f" no row above {CEILING}×, a geometric mean of at most {MEAN}×.{''.join(said)}",
         "pattern | shape | | backend | forward | torch | ratio | training | torch | ratio",
         rows,
     )
@@ -122,16 +123,16 @@ def _lengths(part: Figures) -> str:
     kept = "met" if summary["excess"] <= 0 else "missed"
     first_calls = _section(
         "The first call at a new length, specs of the zoo",
-        f"Target, in the median: at most {TIMES:g} times a later call and {time_text(MORE)}:"
-        f" {kept}.",
-        "n | first call, median | later, median | met | farthest from it",
+        f"Target: the median first call takes at most {TIMES:g} times the median later call, plus"
+        f" {time_text(MORE)}. It is {kept}.",
+        "n | first call, median | later, median | specs that meet it | worst spec, first and later",
         rows,
     )
     drawn = _section(
         "Another length for each call",
-        f"Lengths up to {max(lengths):,}, drawn for each call, beside later calls at the same"
-        " lengths: forward of one sample and four heads, and steps of training of two samples and"
-        f" twelve heads. Target, in training: at most {CHANGED:g}×.",
+        f"Each call has a random length up to {max(lengths):,}. The last column compares it with"
+        " later calls at the same lengths. Forward: one sample, 4 heads. Training: two samples, 12"
+        f" heads. Target in training: at most {CHANGED:g}×; there is none for forward.",
         "pattern | | calls | lengths | all calls | later calls | ratio",
         changed,
     )
@@ -154,9 +155,10 @@ def _growth(part: Figures) -> str:
     heads = " | ".join(f"{n:,}" for n in lengths)
     return _section(
         "Growth of the forward time with n",
-        "Exponents are fitted through the logarithms; a length is left out where a call would "
-        "take too long. Where pairs lie anywhere, rows of keys come from ever farther memory: "
-        "beside it stands the exponent of reading them alone, edge by edge.",
+        "Exponents are fitted to the logarithms. A length is left out if a call would take too "
+        "long. Exponents below 1 show fixed costs at short lengths. Scattered graphs read keys "
+        'from slower memory as n grows; "of reading keys" is the exponent of these reads alone. '
+        "Compare times within one table only.",
         f"pattern | {heads} | exponent | of the pairs | of reading keys | target",
         rows,
     )

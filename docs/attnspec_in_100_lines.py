@@ -1,4 +1,4 @@
-"""What attnspec means, in plain numpy: the pairs of a pattern, what they reach and compute.
+"""What attnspec means, in plain numpy: a pattern's pairs, their reach, and attention over them.
 
 A *graph* says which keys each query reads: a function of the positions q and k and the length n.
 Everything else follows from it. The package does the same for long sequences, many heads and GPUs;
@@ -41,11 +41,11 @@ def union(*graphs: Graph) -> Graph:
     return lambda q, k, n: any(holds(q, k, n) for holds in graphs)
 
 
-def both(*graphs: Graph) -> Graph:
+def intersection(*graphs: Graph) -> Graph:
     return lambda q, k, n: all(holds(q, k, n) for holds in graphs)
 
 
-def without(graph: Graph, other: Graph) -> Graph:
+def difference(graph: Graph, other: Graph) -> Graph:
     return lambda q, k, n: graph(q, k, n) and not other(q, k, n)
 
 
@@ -66,7 +66,7 @@ def mask(graph: Graph, n: int) -> np.ndarray:
 
 
 def reach(pairs: np.ndarray, layers: int) -> np.ndarray:
-    """bool [n, n]: whether what stands at k can get to q through so many layers. A position keeps
+    """bool [n, n]: whether information at k reaches q within that many layers. A position keeps
     what it has: between two layers there is a residual connection."""
     known = np.eye(len(pairs), dtype=bool)
     for _ in range(layers):
@@ -75,7 +75,7 @@ def reach(pairs: np.ndarray, layers: int) -> np.ndarray:
 
 
 def depth(pairs: np.ndarray) -> int | None:
-    """After how many layers every position has seen every other that it can ever see."""
+    """The fewest layers after which every position has seen every other, None if it never does."""
     layers = 0
     while (reach(pairs, layers) != reach(pairs, layers + 1)).any():
         layers += 1

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from attnspec.editor.documentation import formula_and_source, page_of, ways
 from attnspec.graphs.patterns import PATTERNS
@@ -23,7 +24,7 @@ from attnspec.text.catalogue import catalogue
 
 def patterns() -> str:
     """One row for each pattern: how it is written, what it means, where it comes from."""
-    rows = ["| written | pairs | |", "|---|---|---|"]
+    rows = ["| written | pairs | source |", "|---|---|---|"]
     for pattern in PATTERNS:
         if pattern.word:
             continue
@@ -35,7 +36,8 @@ def patterns() -> str:
 def lengths() -> str:
     """One row for each pattern: whether its pairs stay as they are when positions come after them,
     or before them."""
-    rows = ["| pattern | positions after | positions before |", "|---|---|---|"]
+    head = "| pattern | more positions at the end | more positions at the start |"
+    rows = [head, "|---|---|---|"]
     for pattern in PATTERNS:
         if pattern.data_dependent or pattern.word:
             continue
@@ -51,7 +53,7 @@ def _after(pattern: type[Relation]) -> str:
         kept = "the same under the statement `causal`; otherwise " if not fact.under_causal else ""
         return f"{kept}other pairs: it {fact.why}"
     if "tokens" in kinds:
-        return "the same pairs, but with `last(c)` others"
+        return "the same pairs, except with `last(c)`"
     if "predicate" in kinds:
         return "the same pairs where the predicate does not read n"
     if pattern.needs_grid:
@@ -73,7 +75,7 @@ def _before(pattern: type[Relation]) -> str:
 
 def mechanisms() -> str:
     """One row for each mechanism."""
-    rows = ["| written | what it is | causal form | |", "|---|---|---|---|"]
+    rows = ["| written | what it is | causal form | source |", "|---|---|---|---|"]
     for mechanism in MECHANISMS:
         text, source = _documentation(page_of(mechanism))
         causal = "yes" if mechanism.causal else "no"
@@ -81,9 +83,23 @@ def mechanisms() -> str:
     return "\n".join(rows)
 
 
+def options() -> str:
+    """One row for each argument of a data-dependent pattern or a mechanism."""
+    rows = ["| of | argument | meaning |", "|---|---|---|"]
+    declared: list[Any] = [*(x for x in PATTERNS if x.data_dependent), *MECHANISMS]
+    for each in declared:
+        for entry in fields(each):
+            argument = entry.metadata.get("parameter")
+            if argument is not None and argument.kind != "context":
+                choices = " · ".join(f"`{choice}`" for choice in argument.choices)
+                meaning = _cell(argument.doc) + (f": {choices}" if choices else "")
+                rows.append(f"| `{each.name}` | `{entry.name}` | {meaning} |")
+    return "\n".join(rows)
+
+
 def codes() -> str:
     """One row for each diagnostic."""
-    rows = ["| code | |", "|---|---|"]
+    rows = ["| code | summary |", "|---|---|"]
     rows.extend(f"| {entry.code} | {entry.summary} |" for entry in catalogue().values())
     return "\n".join(rows)
 
@@ -92,6 +108,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "lengths": lengths,
     "mechanisms": mechanisms,
+    "options": options,
     "codes": codes,
 }
 

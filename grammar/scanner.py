@@ -270,13 +270,14 @@ def _unused_character(value: str, span: Span) -> Diagnostic:
         "A107",
         f"expected a word, a number or a sign of this language, found {shown}",
         span,
+        help="delete it",
     )
 
 
 # --- numbers, and what people write instead -------------------------------------------------------
 
 
-MAX_INTEGER = 2**63 - 1
+MAX_INTEGER = 2**62
 
 _DIGITS = r"(?:0|[1-9][0-9]*(?:_[0-9]+)*)"
 _INTEGER = re.compile(_DIGITS)
@@ -291,7 +292,7 @@ def number_problem(value: str, span: Span) -> Diagnostic | None:
         if len(digits) > 19 or int(digits) > MAX_INTEGER:
             return Diagnostic(
                 "A111",
-                f"an integer is at most {MAX_INTEGER:,}, found one of {len(digits):,} digits",
+                f"an integer is at most {MAX_INTEGER:,}, found {_shortened(value)}",
                 span,
             )
         return None
@@ -300,7 +301,7 @@ def number_problem(value: str, span: Span) -> Diagnostic | None:
         real = float(value)
         if math.isinf(real) or (real == 0 and re.search("[1-9]", mantissa)):
             return Diagnostic(
-                "A112", "a number between 5e-324 and 1.8e308 is required, found one beyond it", span
+                "A112", f"a real number is 0 or 5e-324 to 1.8e308, found {_shortened(value)}", span
             )
         return None
     return Diagnostic(
@@ -330,6 +331,8 @@ def _advice(value: str) -> str | None:
         return f"write `0{value}`"
     if re.fullmatch(r"[0-9]+\.", value):
         return f"write `{value}0`"
+    if re.fullmatch(r"[0-9.]+[eE][+-]?", value):
+        return f"write the exponent: `{value}3`"
     if re.fullmatch(r"[0-9]+[A-Za-z_][A-Za-z0-9_]*", value):
         return "a name starts with a letter, and `*` is written out: `2 * x`"
     return None

@@ -35,23 +35,27 @@ _PHRASES = {
     "$END": "the end of the file",
 }
 
+ROPE = "rotate q and k before the call; which keys are read does not depend on it"
+
 _FOREIGN_WORDS = {
     "//": "`#` starts a comment",
     "bidirectional": "a spec without the statement `causal` reads both ways",
     "class": "`attention NAME { … }` describes one attention",
-    "const": "`let NAME = EXPRESSION` names a value",
-    "def": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    **dict.fromkeys(("const", "var"), "`let NAME = EXPRESSION` names a value"),
+    **dict.fromkeys(
+        ("def", "function", "lambda"),
+        "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    ),
     "dropout": "a call takes it: `module(q, k, v, dropout_p = 0.1)`",
     "for": "`layer 0..5 { … }` and `head even { … }` choose layers and heads; there are no loops",
-    "function": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
     "if": "`layer` and `head` blocks and `where(…)` make distinctions",
-    "import": '`from "file.attn" import NAME` imports a graph, outside the attention',
-    "include": '`from "file.attn" import NAME` imports a graph, outside the attention',
-    "lambda": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    **dict.fromkeys(
+        ("import", "include"),
+        '`from "file.attn" import NAME` imports a graph, outside the attention',
+    ),
     "return": "`attend EXPRESSION` says what is attended to",
-    "rope": "positions are rotated in q and k before the call; no pair depends on it",
-    "rotary": "positions are rotated in q and k before the call; no pair depends on it",
-    "var": "`let NAME = EXPRESSION` names a value",
+    **dict.fromkeys(("rope", "rotary"), ROPE),
+    **dict.fromkeys(("attnspec", "version"), "a spec has no version line: delete it"),
 }
 """Words that start a statement in other languages, and what does their work here."""
 
@@ -170,7 +174,7 @@ def _swallowed(stop: _Stop) -> Diagnostic | None:
         "A133",
         f"expected an expression, found `{before.text}`",
         stop.scan.span(stop.index - 1),
-        help=f"finish the line before it; a name `{before.text}` may stand on that line",
+        help="finish the line before it, or remove the operator at its end",
     )
 
 
@@ -240,7 +244,7 @@ def _sign(stop: _Stop) -> Diagnostic | None:
     text = stop.word.text
     before = stop.before.text if stop.before else ""
     if text == "=" and before in ALONE:
-        return stop.diagnostic("A133", "the next statement", f"the statement is `{before}` alone")
+        return stop.diagnostic("A133", "the next statement", f"write `{before}` without a value")
     if text == "=" and before in STATEMENTS and stop.after:
         advice = f"write `{before} {stop.after}`: a keyword and its value need nothing between them"
         return stop.diagnostic("A133", "an expression", advice)
@@ -302,7 +306,7 @@ def _statement(stop: _Stop) -> Diagnostic | None:
     elif text == ",":
         advice = "`|` is the union of graphs; statements need nothing between them"
     elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:
-        advice = f"the statement is `{stop.before.text}` alone"
+        advice = f"write `{stop.before.text}` without a value"
     elif text in ITEMS:
         advice = f"`{text}` stands outside an attention: is a `}}` missing before it?"
     else:

@@ -13,25 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from goldens import EVERY_ITEM, Golden, golden_stem
 from hypothesis import HealthCheck, settings
-
-from attnspec.backends.flex.backend import TORCH as FLEX
-from attnspec.backends.triton.backend import NUMPY, TRITON
-from attnspec.version import is_older
 
 # workers share the cores, and one thread makes sums reproducible
 os.environ["OMP_NUM_THREADS"] = "1"
 # the rates that ship: what is chosen must not depend on who runs the tests
 os.environ["ATTNSPEC_RATES"] = ""
-torch.set_num_threads(1)
-
-# functions of Triton's own are interpreted, or not for ever, as this says when it is imported; ours
-# are where a test says it again
-with contextlib.suppress(ImportError), pytest.MonkeyPatch.context() as _patch:
-    _patch.setenv("TRITON_INTERPRET", "1")
-    importlib.import_module("triton")
 
 settings.register_profile(
     "suite",
@@ -42,6 +30,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("dist", "no") != "no":
+        return  # what hands tests to workers needs no torch, which takes seconds
+    importlib.import_module("torch").set_num_threads(1)
+    # functions of Triton's own are interpreted, or not for ever, as this says when it is imported;
+    # ours are where a test says it again
+    with contextlib.suppress(ImportError), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("triton")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,9 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _leave_out_what_has_other_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of `limits("", "tiny")` a run takes what names its own: the package reads them once."""
     own = os.environ.get("ATTNSPEC_LIMITS", "")
-    marks = [(item, item.get_closest_marker("limits")) for item in items]
-    kept = [item for item, mark in marks if own in (mark.args if mark else ("",))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    kept, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        mark = item.get_closest_marker("limits")
+        (kept if own in (mark.args if mark else ("",)) else others).append(item)
+    config.hook.pytest_deselected(items=others)
     items[:] = kept
 
 
@@ -92,6 +93,12 @@ def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _skip_what_needs_another_version(items: list[pytest.Item]) -> None:
     """What a torch beside the pinned one does not have: `make wheel` runs the rest."""
+    import torch
+
+    from attnspec.backends.flex.backend import TORCH as FLEX
+    from attnspec.backends.triton.backend import NUMPY, TRITON
+    from attnspec.version import is_older
+
     compiles = not is_older(torch.__version__, FLEX)
     with contextlib.suppress(ImportError):
         triton = importlib.import_module("triton").__version__
@@ -135,6 +142,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     # `torch.manual_seed` takes half a millisecond: it remembers the call for every other device

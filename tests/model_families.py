@@ -273,7 +273,7 @@ def converted(family: Family) -> str:
 
 
 def _cell(message: str, works: str = "works") -> str:
-    own = "code of its own" in message or "in its own code" in message
+    own = "in its own code" in message
     return OWN_CODE if own else f"no: {message}" if message else works
 
 

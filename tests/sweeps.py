@@ -1,31 +1,34 @@
-"""Sweeps over several things, of which a half is run by default and the whole by `make slow`."""
+"""Sweeps of which a part is run by default and the whole by `make slow`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import product
 from typing import Any
 
 import pytest
 
 
-def checkered(*axes: Iterable[Any]) -> Collection[Any]:
-    """All combinations, as the fields of a chessboard: those whose numbers add up to an odd one are
-    slow. Each value of an axis stays; of three axes with several values each pair stays, too."""
+def few(cases: Iterable[Any], kept: int | Collection[Any] = 2) -> Collection[Any]:
+    """Of cases that say much the same one in so many, or those that are named; the rest is slow."""
     return [
         pytest.param(
-            *(value for _, value in each),
-            marks=pytest.mark.slow if sum(at for at, _ in each) % 2 else (),
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[pytest.mark.slow]
+            * (at % kept > 0 if isinstance(kept, int) else case not in kept),
         )
-        for each in product(*map(enumerate, axes))
+        for at, case in enumerate(cases)
     ]
 
 
-def in_turn(many: Iterable[Any], few: Sequence[Any]) -> list[Any]:
-    """Each of many values with each of a few: in every run with one of them in turn, so that each
-    value of both is tried, and with the others among the slow tests."""
+def checkered(*axes: Iterable[Any], of: int = 2) -> Collection[Any]:
+    """All combinations, as the fields of a chessboard: those whose numbers add up to an odd one, or
+    to no multiple of so many, are slow. Each value of an axis with as many stays; of three axes
+    with several values each pair stays, too."""
     return [
-        pytest.param(one, other, marks=() if at % len(few) == place else pytest.mark.slow)
-        for at, one in enumerate(many)
-        for place, other in enumerate(few)
+        pytest.param(
+            *(value for _, value in each),
+            marks=pytest.mark.slow if sum(at for at, _ in each) % of else (),
+        )
+        for each in product(*map(enumerate, axes))
     ]

@@ -28,7 +28,7 @@ STATIC = [name for name, spec in population().items() if ":" in name and is_plai
     [
         (plain.window(before=3, after=1), "window(before = 3, after = 1)"),
         (plain.residue(4), "residue(step = 4)"),
-        (plain.without(plain.block(3), plain.window(0, 0)), "block(size = 3) - self"),
+        (plain.difference(plain.block(3), plain.window(0, 0)), "block(size = 3) - self"),
         (plain.transpose(plain.window(2, 0)), "transpose(window(before = 2, after = 0))"),
         (
             plain.causal(plain.union(plain.global_({0, 2}), plain.window(2, 2))),

@@ -372,7 +372,7 @@ def test_inputs_of_one_sample(head: int, values: Any, keys: int) -> None:
         (0, {"t": [0, 1, 0, 0, 0, 0]}, "6 integers could be positions or marks"),
         (0, {"t": [6]}, "`t` must be positions between 0 and 5 at n = 6"),
         (0, {"t": -1}, "`t` must be a count between 0 and 6"),
-        (0, {"t": [True] * 6}, "promises at most 3 tokens, got 6"),
+        (0, {"t": [True] * 6}, "may mark at most 3 tokens, got 6"),
         (0, {"t": [[1], [1, 2]]}, "`t` must be an array"),
         (1, {"i": [True] * 6}, "got bool"),
         (1, {"i": 3}, r"got int64 \[\]"),

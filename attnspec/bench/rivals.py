@@ -238,7 +238,7 @@ def _flex(problem: Problem) -> Attention:
     if setting.backward:
         raise Refused("FlexAttention has no backward on the CPU")
     if problem.decided:
-        raise Refused("queries and keys decide the pairs, and its block mask is made before")
+        raise Refused("the pairs are chosen in each call, and its block mask is made before")
     if problem.n > LIMITS.mask:
         raise Refused(f"its block mask is made up to n = {LIMITS.mask:,} here")
     from torch.nn.attention.flex_attention import flex_attention

@@ -21,7 +21,7 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.forms.conditions import equal
 from attnspec.graphs.forms.dnf import form_of, place_of
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, chosen_text
 from attnspec.graphs.stack import Sample, Stack, TooMuch, require_supported
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.crossing import crossed
@@ -351,5 +351,5 @@ def _not_known(spec: Elaborated, attend: Attend, sample: Sample) -> str:
         return f"`{spec.program.name}` reads run-time inputs that are not given: {names}"
     for leaf in leaves(attend.graph):
         if BY_NAME[leaf.pattern].data_dependent:
-            return f"`{leaf.pattern}` of `{spec.program.name}` is data-dependent"
+            return f"{chosen_text(leaf.pattern)} (`{spec.program.name}`)"
     return ""

@@ -32,8 +32,8 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Claim, Program
-from attnspec.ir.scalars import Scalar, evaluate
-from attnspec.text.diagnostics import AttnSpecError, three_digits
+from attnspec.ir.scalars import Scalar, ScalarError, evaluate
+from attnspec.text.diagnostics import AttnSpecError, count_of, three_digits
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -62,8 +62,8 @@ def causal(stack: Stack, n: int) -> str | None:
     place = slot_text(stack, layer, head)
     if figure.value.choice:
         return (
-            f"pairs: yes, choice: no: the choice of position {figure.value.query}{place} may change"
-            f" with the later position {key}, for {figure.value.choice}"
+            f"no later key is read, but the choice of position {figure.value.query}{place} may"
+            f" change with the later position {key}: {figure.value.choice}"
         )
     return f"position {figure.value.query} reads the later position {key}{place}{where}"
 
@@ -87,24 +87,23 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
     if pair is None:
         if spread.sampled:
             raise TooMuch(
-                f"{spread.sampled} queries have read all they may, the others are unknown"
+                f"{spread.sampled} queries have read all their keys, the others were not counted"
             )
         return None
     query, key = pair
-    count = f" ({missing:,} such pairs)" if not spread.sampled else ""
+    count = f" ({missing:,} such pairs)" if missing > 1 and not spread.sampled else ""
     steps = reach.path(stack, n, query, key)
-    how = "no layer ever joins them"
+    how = "more layers like the last do not change that"
     if steps is not None:
-        how = f"that takes {steps[0][0] + 1}, {drawn(stack, query, steps)}"
-    unit = "layer" if layers == 1 else "layers"
-    return f"after {layers} {unit} query {query} has not read {key}{count}; {how}"
+        how = f"that takes {count_of(steps[0][0] + 1, 'layer')}: {drawn(stack, query, steps)}"
+    return f"after {count_of(layers, 'layer')} query {query} has not read key {key}{count}; {how}"
 
 
 def compared(stack: Stack, n: int, name: str, compare: str, value: float) -> str | None:
     """Against a comparison of `depth`, `diameter` or `path_length`: what it is, and a pair."""
     distance: Distance = _FIGURES[name](stack, n)
     if distance.value is None:
-        return f"{distance.note}, through any number of layers"
+        return f"{distance.note}, not even through other positions and more layers"
     if distance.quality == "estimate":
         return _by_estimate(stack, n, name, compare, value, distance.value, distance.note)
     if COMPARE[compare](distance.value, value):
@@ -134,7 +133,7 @@ def _by_estimate(
         if compare in ("<", "<=", "==") and more:
             pair = _pair(stack, n, name, compare, value, found)
             return missed(name, found, compare, value, pair, least=True)
-    raise TooMuch(f"it is estimated, {shown(found)}: {note}")
+    raise TooMuch(f"only an estimate is known, {shown(found)} {note}")
 
 
 def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: float) -> str:
@@ -150,17 +149,19 @@ def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: fl
         steps = None if pair is None else reach.path_in_union(stack, n, *pair)
     if pair is None or not steps:
         return ""
-    count, unit = int(found), "layer" if name == "depth" else "step"
-    takes = f"{count:,} {unit}{'' if count == 1 else 's'}"
-    return f"{pair[0]} -> {pair[1]} takes {takes}: {drawn(stack, pair[0], steps)}"
+    takes = count_of(int(found), "layer" if name == "depth" else "step")
+    path = drawn(stack, pair[0], steps, name == "depth")
+    return f"query {pair[0]} takes {takes} to read key {pair[1]}: {path}"
 
 
-def drawn(stack: Stack, query: int, steps: Steps) -> str:
-    """A path as `900 -> 640 (layer 1) -> 3 (layer 0, head 2)`, the middle of long ones left out."""
-    heads = stack.program.heads is not None
-    shown_steps = [
-        f"{key} (layer {layer}{f', head {head}' if heads else ''})" for layer, head, key in steps
-    ]
+def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
+    """A path as `900 -> 640 (layer 1) -> 3 (layer 0, head 2)`, the middle of long ones left out;
+    without `layered` layers are named only where the spec has several."""
+    layered |= stack.program.layer_count > 1
+    shown_steps = []
+    for layer, head, key in steps:
+        names = [f"layer {layer}"] * layered + [f"head {head}"] * (stack.program.heads is not None)
+        shown_steps.append(f"{key} ({', '.join(names)})" if names else f"{key}")
     if len(steps) > LONGEST_DRAWN:
         left = len(steps) - LONGEST_DRAWN + 1
         shown_steps[LONGEST_DRAWN - 2 : -1] = [f"… {left} more …"]
@@ -236,15 +237,15 @@ COUNTED = 3
 """Lengths, each four times the one before, at which edges are compared with a bound."""
 
 
-def order(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int]) -> str | None:
+def order(claim: Claim, stack: Stack, unknown: str | None, examined: list[int]) -> str | None:
     """Words against `order <= EXPR`, or None; edges over the bound may not grow from length to
-    length. `looked_at` gets the lengths at which edges were counted.
+    length. `examined` gets the lengths at which edges were counted.
 
     Raises TooMuch where nothing is known, with the reason `unknown` where pairs are, and
-    AttnSpecError, ScalarError or ZeroDivisionError where a bound has no value.
+    AttnSpecError or ScalarError where a bound has no value.
     """
     if stack.program.grid is not None:
-        raise TooMuch("positions on a grid have one length")
+        raise TooMuch("a grid has one length, so that nothing grows")
     most = growth_of(stack.program)
     open_bounds: dict[Scalar, Place] = {}
     for bound, place in values(claim, stack).items():
@@ -253,21 +254,26 @@ def order(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int])
             open_bounds[bound] = place
     if open_bounds and unknown is not None:
         raise TooMuch(unknown)
-    return _by_counting(stack, open_bounds, looked_at) if open_bounds else None
+    return _by_counting(stack, open_bounds, examined) if open_bounds else None
 
 
-def _by_counting(stack: Stack, bounds: dict[Scalar, Place], looked_at: list[int]) -> str | None:
+def _by_counting(stack: Stack, bounds: dict[Scalar, Place], examined: list[int]) -> str | None:
     counts = counted(stack)
     lengths = sorted(counts)[-1 : -1 - 2 * COUNTED : -2][::-1]
     if len(lengths) < 2:
         raise TooMuch("too few lengths can be counted")
-    looked_at.extend(lengths)
+    examined.extend(lengths)
     for bound, place in bounds.items():
-        parts = [counts[n] / float(evaluate(bound, stack.situation(n).values)) for n in lengths]
+        most = [float(evaluate(bound, stack.situation(n).values)) for n in lengths]
+        if not all(most):
+            raise ScalarError(f"the bound is 0{place.text}")
+        parts = [counts[n] / value for n, value in zip(lengths, most, strict=True)]
         if parts[-1] > 1.1 * parts[-2]:
-            figures = ", ".join(three_digits(part) for part in parts)
-            at = ", ".join(f"{n:,}" for n in lengths)
-            return f"edges divided by the bound grow{place.text}: {figures} at n = {at}"
+            figures = ", ".join(
+                f"{three_digits(part)} at n = {n:,}" for part, n in zip(parts, lengths, strict=True)
+            )
+            where = f"must not grow with n{place.text}"
+            return f"edges divided by the bound {where}, got {figures}"
     return None
 
 
@@ -285,10 +291,13 @@ def against_stable(program: Program) -> str | None:
         return None
     change = next(_changed(program), None)
     if change is None:
-        return "a graph reads m, the number of queries"
+        return "a graph may change with `m`, the number of queries"
     m, n, query, key, reads = change
     at, other = (m + 1, m) if reads else (m, m + 1)
-    return f"query {query} reads key {key} of n = {n} at m = {at}, but not at m = {other}"
+    return (
+        f"of {count_of(n, 'key')} query {query} reads key {key} if there are"
+        f" {count_of(at, 'query', 'queries')}, but not if there are {other}"
+    )
 
 
 def _changed(program: Program) -> Iterator[tuple[int, int, int, int, bool]]:

@@ -28,6 +28,9 @@ FIGURES = frozenset("depth diameter path_length".split())
 """The figures that more pairs can make smaller."""
 
 
+WEAKER = "claim less, or from a length on (`for n >= …`), or add pairs that lead to the key"
+
+
 def with_hint(
     spec: Elaborated, verdict: Verdict, verdicts: Sequence[Verdict]
 ) -> tuple[Diagnostic, ...]:
@@ -42,7 +45,7 @@ def with_hint(
     except (AttnSpecError, ScalarError):
         # the change is not a spec, or too much to count
         return verdict.diagnostics
-    return (*others, replace(refuted, help=refuted.help or hint))
+    return (*others, replace(refuted, help=refuted.help or hint or WEAKER))
 
 
 def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str | None:
@@ -60,12 +63,13 @@ def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str
     if not program.causal and leak(Stack(influence(program)), failed.failed_at or 0).value is None:
         top = text.index("attention ")
         changed = text[:top] + text[top:].replace("{\n", "{\ncausal\n", 1)
-        return _tried(program, changed, "`causal` at the head of the attention", failed, verdicts)
+        words = "the statement `causal`, which asks for no later keys"
+        return _tried(program, changed, words, failed, verdicts)
     for extra in (
         ("powers", "residue(step = isqrt(n))") if program.causal else ("global(first(1))",)
     ):
         line = f"{' '.join(text[span.start : span.end].split())} | {extra}"
-        words = f"`{line}` in place of the `attend` of line {place.line}"
+        words = f"`| {extra}` at the end of the `attend` of line {place.line}"
         changed = text[: span.start] + line + text[span.end :]
         hint = _tried(program, changed, words, failed, verdicts)
         if hint is not None:
@@ -84,7 +88,8 @@ def _tried(
     n = failed.failed_at or 0
     more = total_edges(Stack(influence(tried.program)), n)
     more -= total_edges(Stack(influence(program)), n)
-    price = f"{abs(more):,} {'more' if more > 0 else 'fewer'} pairs" if more else "no more pairs"
+    price = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "no more"
+    price += " pair" if abs(more) == 1 else " pairs"
     return f"it holds with {words} ({price} at n = {n:,})"
 
 
@@ -100,9 +105,9 @@ def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
     fails."""
     program = evened(spec.program)
     cross = spec.program.cross
-    advice = "`| self` gives every query itself"
+    advice = "add `| self`, and every query reads its own position"
     if cross:
-        advice = "`| columns(first(1))` gives every query the first key"
+        advice = "add `| columns(first(1))`, and every query reads the first key"
     empty = rows_without_keys(Stack(program), LENGTHS, advice)
     lints = [*heads_not_declared(program), *(map(evenly, empty) if cross else empty)]
     lints += choices(program, LENGTHS[-1])

@@ -11,6 +11,7 @@ import numpy as np
 from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.reach.leaks import Leak, looks_ahead
 from attnspec.check.counterexamples import slot_text
+from attnspec.check.places import HEADS
 from attnspec.graphs.forms.stability import bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent, Relation
@@ -55,11 +56,10 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
             if "head" in symbols_of(leaf):
                 yield Diagnostic(
                     "A904",
-                    f"`{leaf.pattern}` reads `head`, and the spec declares no `heads`",
+                    f"`{leaf.pattern}` depends on `head`, {HEADS}",
                     leaf.span,
                     "warning",
-                    notes=("figures are those of head 0; a call numbers the heads that it has",),
-                    help="`heads N` says how many there are",
+                    notes=("analyses are those of head 0; a call has as many heads as q",),
                 )
 
 
@@ -76,7 +76,7 @@ def choices(program: Program, n: int) -> Iterator[Diagnostic]:
             bound = bound_choice(program, leaf, n)
             doubt = "" if bound is None else bound.doubt(n)
             if doubt:
-                message = f"`{leaf.pattern}` {doubt} at n = {n:,}"
+                message = f"`{leaf.pattern}` at n = {n:,} {doubt}"
                 yield Diagnostic("A906", message, leaf.span, "warning")
 
 
@@ -85,11 +85,12 @@ def ahead_of(program: Program, found: Leak) -> Diagnostic:
     layer, head, key = found.steps[0]
     return Diagnostic(
         "A905",
-        f"which earlier keys position {found.query} reads may change with the later position {key},"
-        f" {found.choice}",
+        f"position {found.query} chooses among earlier keys, and the later position {key} may"
+        f" change its choice: {found.choice}",
         program.attend(layer, head).span,
         "warning",
-        notes=("rows of a whole sequence are then not those of a sequence that grows",),
+        notes=("decoding token by token then gives other results than one call",),
+        help="`topk(queries = 1, …)` and `lsh(cut = bucket, …)` choose by earlier tokens alone",
     )
 
 
@@ -105,11 +106,18 @@ def _empty_rows(
     if len(empty) == 0:
         return None
     if len(empty) == n and longest:
-        return Diagnostic("A902", f"this graph has no pairs at n = {n}{slot}", span, "warning")
+        return Diagnostic(
+            "A902",
+            f"the graph is empty: no query has a key{slot} at n = {n:,}",
+            span,
+            "warning",
+            help="`A - B` keeps the pairs of A that are not in B, `A & B` those of both",
+        )
     rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
+    queries = "1 query has" if len(empty) == 1 else f"{len(empty):,} queries have"
     return Diagnostic(
         "A901",
-        f"{len(empty)} of {n} queries have no key{slot}: {rows}",
+        f"{queries} no key{slot} at n = {n:,}: {rows}",
         span,
         "warning",
         notes=("a query without a key gets output 0 and gradient 0",),

@@ -66,6 +66,8 @@ class Place:
 
 EVERYWHERE = Place()
 
+HEADS = "and the spec does not say how many heads there are: add `heads N`"
+
 
 def places(claim: Claim, stack: Stack) -> Iterator[Place]:
     """Every layer and head that a claim is made of; raises TooMuch."""
@@ -73,7 +75,10 @@ def places(claim: Claim, stack: Stack) -> Iterator[Place]:
     layers = range(stack.program.layer_count) if "layer" in asked else (None,)
     heads = range(stack.program.heads or 1) if "head" in asked else (None,)
     if len(layers) * len(heads) > LIMITS.places:
-        raise TooMuch(f"a claim is judged for at most {LIMITS.places:,} layers and heads")
+        raise TooMuch(
+            f"it is another number for each layer and head, and more than {LIMITS.places:,} are not"
+            " compared"
+        )
     yield from (Place(layer, head) for layer in layers for head in heads)
 
 
@@ -93,14 +98,14 @@ def reads_by_head(stack: Stack) -> str | None:
     """Why it is not known what all heads of a spec read, or None."""
     graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
     if stack.program.heads is None and any("head" in symbols_of(graph) for graph in graphs):
-        return "what is read depends on `head`, and the spec does not declare how many `heads`"
+        return f"its pairs depend on `head`, {HEADS}"
     return None
 
 
 def without_end(claim: Claim, stack: Stack) -> str | None:
     """Why it is not known how many heads a claim is made of, or None."""
     if stack.program.heads is None and "head" in _named(claim):
-        return "it speaks of `head`, and the spec does not declare how many `heads`"
+        return f"it depends on `head`, {HEADS}"
     return None
 
 
@@ -113,7 +118,7 @@ def values(claim: Claim, stack: Stack) -> dict[Scalar, Place]:
     found: dict[Scalar, Place] = {}
     for place in places(claim, stack):
         numbers = {"layer": place.layer or 0, "head": place.head or 0}
-        with _told(place):
+        with _located(place):
             found.setdefault(fold(claim.value or 0, numbers), place)
     return found
 
@@ -150,7 +155,7 @@ def _named(claim: Claim) -> set[str]:
 
 
 @contextmanager
-def _told(place: Place) -> Iterator[None]:
+def _located(place: Place) -> Iterator[None]:
     """Say of a number without a value where it has none."""
     try:
         yield
@@ -164,7 +169,7 @@ def _of_graphs(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Clai
     seen = set()
     for place in places(claim, stack):
         part = Part(stack, place.layer, place.head)
-        with _told(place):
+        with _located(place):
             graphs = relations(claim, part.situation(n))
         if graphs not in seen:
             seen.add(graphs)
@@ -180,7 +185,7 @@ def _of_figures(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Cla
     alike: dict[object, dict[float, Place]] = {}
     for place in places(claim, stack):
         at = stack.situation(n, place.layer or 0, place.head or 0)
-        with _told(place):
+        with _located(place):
             value = evaluate(claim.value or 0, at.values)
         number = value.item() if isinstance(value, np.ndarray) else value
         pairs = figures and _pairs(claim, stack, place.only(figures), n)

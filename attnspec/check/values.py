@@ -189,7 +189,9 @@ def _is_admitted(
     least = -np.inf if parameter.least is None else parameter.least
     most = np.inf if parameter.most is None else parameter.most
     whole = parameter.kind == "real" or is_whole(size)
-    return whole and not (parameter.odd or parameter.even) and bool(least <= low <= high <= most)
+    above = -np.inf if parameter.above is None else parameter.above
+    within = bool(above < low) and bool(least <= low <= high <= most)
+    return whole and not (parameter.odd or parameter.even) and within
 
 
 def _parameter(owner: Leaf, name: str) -> Parameter:

@@ -33,7 +33,8 @@ from attnspec.check.places import (
 from attnspec.graphs.bind import BindError, integer_of
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence
+from attnspec.graphs.relation import chosen_text
+from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence, unread_text
 from attnspec.ir.crossing import evened
 from attnspec.ir.program import Attend, Claim, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError, evaluate
@@ -51,6 +52,25 @@ _LONG = frozenset(
     )
 )
 """Claims that are checked at lengths above `LIMITS.matrix` too, as far as the graphs allow it."""
+
+
+_READ = "every query has read every key that it may, directly or through others"
+MEANINGS = {
+    "reach": f"`reach(layers = L)`: after L layers {_READ}",
+    "depth": f"`depth`: the fewest layers after which {_READ}",
+    "diameter": "`diameter`: the most steps to a key that a query may read, by any layer and head",
+    "path_length": "`path_length`: the mean number of steps to a key that a query may read",
+    "stable": "`stable`: the keys of a query stay the same when positions are added after it",
+}
+"""What claims mean whose name does not tell, for their refutations."""
+
+PATHS = (
+    "a path starts at the query; layers count from 0, those beyond the last of the spec repeat it,"
+    " and those without a step are left out"
+)
+
+NO_WARNING = "the spec compiles all the same; leave the claim out to have no warning"
+WHERE_IT_HAS_A_VALUE = "claim it from a length on at which it has a value: `for n >= …`"
 
 
 @dataclass(frozen=True)
@@ -111,12 +131,13 @@ def _on_stable(claim: Claim, program: Program) -> Verdict:
     counterexample = against_stable(program)
     if counterexample is not None:
         message = f"`{claim.text}` does not hold: {counterexample}"
-        return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
-    domain, looked_at = _domain(claim, Stack(evened(program)), program.attends), list[int]()
+        refuted = Diagnostic("A606", message, claim.span, notes=(MEANINGS["stable"],))
+        return Verdict(claim, "refuted", diagnostics=(refuted,))
+    domain, examined = _domain(claim, Stack(evened(program)), program.attends), list[int]()
     if domain.everywhere:
         return Verdict(claim, "proven")
-    problems = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, looked_at))
-    return Verdict(claim, "unchecked" if problems else "checked", tuple(looked_at), None, problems)
+    problems = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, examined))
+    return Verdict(claim, "unchecked" if problems else "checked", tuple(examined), None, problems)
 
 
 # --- claims -----------------------------------------------------------------------------------
@@ -142,17 +163,17 @@ def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     domain = _domain(claim, felt, program.attends)
     lengths = domain.lengths
     followed = _follows(claim, stack) and (domain.everywhere or claim.kind not in GRAPHS)
-    looked_at: list[int] = []
-    problems = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, looked_at)))
+    examined: list[int] = []
+    problems = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, examined)))
     codes = {d.code for d in problems}
     if codes - {"A609"}:
-        failed = looked_at[-1] if looked_at and "A606" in codes else None
+        failed = examined[-1] if examined and "A606" in codes else None
         return Verdict(claim, "refuted", lengths, failed, problems)
     if codes:
         return Verdict(claim, "unchecked", lengths, None, problems)
-    if (followed and domain.everywhere) or (claim.kind == "order" and not looked_at):
+    if (followed and domain.everywhere) or (claim.kind == "order" and not examined):
         return Verdict(claim, "proven")
-    return Verdict(claim, "checked", tuple(looked_at))
+    return Verdict(claim, "checked", tuple(examined))
 
 
 def _domain(claim: Claim, stack: Stack, attends: Sequence[Attend]) -> Domain:
@@ -201,14 +222,14 @@ def _follows(claim: Claim, stack: Stack) -> bool:
 
 
 def _claim(
-    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, examined: list[int]
 ) -> Iterator[Diagnostic]:
-    """What is wrong with a claim, or keeps it from being checked; `looked_at` gets the lengths at
+    """What is wrong with a claim, or keeps it from being checked; `examined` gets the lengths at
     which that was seen."""
     about_graphs = claim.kind in GRAPHS
     if followed and not about_graphs:
         if not domain.everywhere:
-            yield from _at_lengths(claim, stack, domain, followed, looked_at)
+            yield from _at_lengths(claim, stack, domain, followed, examined)
         return
     reason = stack.unknown if not about_graphs else _unknown_terms(claim)
     if claim.kind in COSTS and has_mechanism(stack.program):
@@ -219,17 +240,17 @@ def _claim(
         reason = reason or more_heads
     reason = reason or without_end(claim, stack)
     if claim.kind in _IN_DOUBT and reason is not None:
-        yield from _in_doubt(claim, stack, looked_at)
+        yield from _in_doubt(claim, stack, examined)
         return
     if claim.kind == "order":
-        yield from _order(claim, stack, reason, looked_at)
+        yield from _order(claim, stack, reason, examined)
         return
     if reason is not None:
         if not followed:
             yield _unchecked(claim, reason)
         return
     refuted = False
-    for one in _at_lengths(claim, stack, domain, followed, looked_at):
+    for one in _at_lengths(claim, stack, domain, followed, examined):
         refuted = refuted or one.code != "A609"
         yield one
     if more_heads is not None and not refuted:
@@ -242,15 +263,17 @@ def _is_about_each(claim: Claim) -> bool:
 
 
 def _at_lengths(
-    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, examined: list[int]
 ) -> Iterator[Diagnostic]:
     lengths, wanted = domain.lengths, lengths_of(claim)
     missing = [n for n in wanted if n not in lengths]
     if missing and (not lengths or stack.program.grid is None):
         fault = domain.faults.get(missing[0])
-        why = "the spec has no such length" if fault is None else fault.message
+        why, mend = f"the grid has n = {stack.program.fixed_length}", NO_WARNING
+        if fault is not None:
+            why, mend = fault.message, WHERE_IT_HAS_A_VALUE
         listed = ", ".join(f"{n:,}" for n in missing)
-        yield _unchecked(claim, why, f" at n = {listed}")
+        yield _unchecked(claim, why, f" at n = {listed}", mend)
     for n in lengths:
         if n > LIMITS.matrix and claim.kind not in _LONG:
             yield _unchecked(claim, f"this claim supports n <= {LIMITS.matrix:,}, got n = {n:,}")
@@ -258,7 +281,7 @@ def _at_lengths(
         if n in domain.faults:
             yield domain.faults[n]
             return
-        looked_at.append(n)
+        examined.append(n)
         problems = tuple(_at_length(claim, stack, n, followed))
         if any(one.code == "A606" for one in problems):
             problems = _with_way_out(claim, stack, n, lengths, problems)
@@ -320,12 +343,12 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield _unchecked(claim, str(doubt))
 
 
-def _in_doubt(claim: Claim, stack: Stack, looked_at: list[int]) -> Iterator[Diagnostic]:
+def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagnostic]:
     """A claim on a spec whose pairs are not all known: what some input shows refutes it."""
     fixed = stack.program.fixed_length
     doubt = f"{stack.unknown}"
     for n in claim.at or (lengths_of(claim) if fixed is None else (fixed,)):
-        looked_at.append(n)
+        examined.append(n)
         try:
             counterexample = _IN_DOUBT[claim.kind](stack, n)
         except TooMuch as error:
@@ -343,8 +366,10 @@ def _in_doubt(claim: Claim, stack: Stack, looked_at: list[int]) -> Iterator[Diag
 
 
 def _refuted(claim: Claim, n: int, counterexample: str, place: Place = EVERYWHERE) -> Diagnostic:
-    message = f"`{claim.text}` does not hold at n = {n}{place.text}: {counterexample}"
-    return Diagnostic("A606", message, claim.span)
+    message = f"`{claim.text}` does not hold at n = {n:,}{place.text}: {counterexample}"
+    notes = [MEANINGS[claim.kind]] if claim.kind in MEANINGS else []
+    notes += [PATHS] if " -> " in counterexample and claim.kind in ("reach", "depth") else []
+    return Diagnostic("A606", message, claim.span, notes=tuple(notes))
 
 
 def _proven(claim: Claim, stack: Stack) -> bool:
@@ -366,13 +391,13 @@ def _proven(claim: Claim, stack: Stack) -> bool:
 
 
 def _order(
-    claim: Claim, stack: Stack, reason: str | None, looked_at: list[int]
+    claim: Claim, stack: Stack, reason: str | None, examined: list[int]
 ) -> Iterator[Diagnostic]:
     try:
-        counterexample = counterexamples.order(claim, stack, reason, looked_at)
+        counterexample = counterexamples.order(claim, stack, reason, examined)
     except TooMuch as error:
         yield _unchecked(claim, str(error))
-    except (AttnSpecError, ScalarError, ZeroDivisionError) as error:
+    except (AttnSpecError, ScalarError) as error:
         yield _without_answer(claim, error)
     else:
         if counterexample is not None:
@@ -381,21 +406,23 @@ def _order(
 
 
 def _without_answer(claim: Claim, error: Exception, where: str = "") -> Diagnostic:
-    return Diagnostic("A608", f"`{claim.text}` cannot be checked{where}: {error}", claim.span)
+    later = None if claim.at or claim.since or not where else WHERE_IT_HAS_A_VALUE
+    message = f"`{claim.text}` cannot be checked{where}: {error}"
+    return Diagnostic("A608", message, claim.span, help=later)
 
 
-def _unchecked(claim: Claim, reason: str, where: str = "") -> Diagnostic:
+def _unchecked(claim: Claim, reason: str, where: str = "", mend: str = NO_WARNING) -> Diagnostic:
     message = f"`{claim.text}` is not checked{where}: {reason}"
-    return Diagnostic("A609", message, claim.span, "warning")
+    return Diagnostic("A609", message, claim.span, "warning", help=mend)
 
 
 def _unknown_terms(claim: Claim) -> str | None:
     for term in claim.terms:
         if inputs_of(term):
-            return "its pairs depend on run-time inputs"
+            return unread_text(inputs_of(term))
         for leaf in leaves(term):
             if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
-                return f"`{leaf.pattern}` is data-dependent"
+                return chosen_text(leaf.pattern)
     return None
 
 
@@ -414,10 +441,11 @@ def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
         position, sure = asymmetry(relation, n)
         if position is not None:
             q, k = one_way(relation, n, position)
-            return f"{q} reads {k}, but {k} does not read {q}{slot_text(stack, layer, head)}"
+            slot = slot_text(stack, layer, head)
+            return f"query {q} reads key {k}, but query {k} does not read key {q}{slot}"
         certain &= sure
     if not certain:
-        raise TooMuch("it is estimated, by random sums")
+        raise TooMuch("at this length it is only tried by random sums, which show no fault")
     return None
 
 

@@ -41,12 +41,15 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
     metavar="N",
     multiple=True,
     callback=options.lengths,
-    help=f"How many positions; {DEFAULT_LENGTH}, or the size of the spec's grid, if not given."
-    " Several, or -n 1024,4096, make a table.",
+    help=f"The number of positions; default {DEFAULT_LENGTH}, or the size of the spec's grid."
+    " Repeat it, or write -n 1024,4096, for a table.",
 )
 @options.queries_option
 @click.option(
-    "--only", metavar="NAME,...", callback=names, help="These figures alone, by their names."
+    "--only",
+    metavar="NAME,...",
+    callback=names,
+    help="Print only these figures, for example edges,depth,flops; a wrong name lists them all.",
 )
 @options.shape_options(1)
 @options.input_option
@@ -71,7 +74,7 @@ def command(
     Each figure is marked as exact, a bound or an estimate. Several lengths, or several specs, make
     a table.
 
-    Example: attnspec analyse bigbird.attn -n 4096,16384
+    Example: attnspec analyse bigbird -n 4096,16384
     """
     reports, advice = [], ""
     for spec in specs:

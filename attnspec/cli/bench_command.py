@@ -69,7 +69,7 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     "lengths",
     metavar="N,...",
     callback=lengths,
-    help=f"Lengths; {DEFAULT_LENGTH}, or the size of the spec's grid, if not given.",
+    help=f"The lengths; default {DEFAULT_LENGTH}, or the size of the spec's grid.",
 )
 @click.option(
     "--vs",
@@ -78,8 +78,8 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     default="sdpa",
     show_default=True,
     callback=rivals,
-    help="sdpa: dense attention without a mask. mask: with the spec's. flex: FlexAttention,"
-    " compiled. Or our own backends by name.",
+    help="sdpa: dense attention without a mask. mask: dense attention with the spec's mask. flex:"
+    " torch's FlexAttention, compiled. Or a backend: torch, dense, tables, edges, factored.",
 )
 @click.option("--backward", is_flag=True, help="Time the gradients of q, k and v as well.")
 @click.option(
@@ -87,19 +87,19 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     metavar="R",
     default="5",
     callback=options.positive,
-    help="Turns of all; 5 if not given.",
+    help="The number of rounds; default 5.",
 )
 @click.option(
     "--seconds",
     metavar="S",
     type=click.FloatRange(min=0.1, max=1e6),
     default=60.0,
-    show_default="60",
-    help="Begin no further round after so long at one length; a longer call is left out.",
+    help="Start no new round after S seconds at one length, and leave out a rival whose single call"
+    " takes longer; default 60.",
 )
 @options.shape_options(DEFAULT_HEADS)
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The type."
+    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of q, k, v."
 )
 @options.layer_option
 @options.backend_option
@@ -129,10 +129,11 @@ def command(
 
     All take turns on the same tensors, and the figures are medians. Rivals that compute the same
     pairs must first agree with our result. eta is 1 where a pair of the graph costs as much as a
-    pair of dense attention without a mask. Data-dependent graphs choose their pairs from random
-    queries and keys. Ctrl-C prints what has been timed so far.
+    pair of dense attention without a mask; higher is better. Data-dependent graphs choose their
+    pairs from random queries and keys. Ctrl-C prints what has been timed so far. On a GPU, use
+    `python -m benchmarks.gpu` in a clone of the project.
 
-    Example: attnspec bench longformer.attn -n 4096,16384 --vs sdpa,flex
+    Example: attnspec bench longformer -n 4096,16384 --vs sdpa,flex
     """
     import torch
 

@@ -45,18 +45,20 @@ class DamagedRates(click.ClickException):
     type=click.Choice([*SHIPPED]),
     default="cpu",
     show_default=True,
-    help="The type of device whose rates they are.",
+    help="The type of device to measure.",
 )
 @click.option("--show", "shows", is_flag=True, help="Show the rates in use, and measure nothing.")
 @click.option("--reset", "resets", is_flag=True, help="Remove what was measured.")
 @options.json_option
 def command(device: str, shows: bool, resets: bool, as_json: bool) -> None:
-    """Measure how fast this machine computes attention, once.
+    """Measure the speed of this machine for the planner.
 
-    The planner estimates times by default rates, or by the rates that this command measures in
-    about half a minute and writes to a file in your home folder. ATTNSPEC_RATES names another file;
-    if it is empty, the default rates are used. The rates of a GPU go to a second file beside it.
-    Rates change which backend runs. They change neither the result nor the text of a module.
+    Run it once per machine; it takes about half a minute. The planner estimates times by default
+    rates, or by the rates that this command writes to attnspec/rates.json in your configuration
+    folder (~/.config on Linux). The variable ATTNSPEC_RATES names another file; if the variable is
+    empty, the default rates are used. The rates of a GPU go to a second file in the same folder.
+    Rates change which backend runs, and so results by rounding alone. They do not change the text
+    of a module.
 
     Example: attnspec calibrate
     """

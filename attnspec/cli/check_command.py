@@ -13,7 +13,7 @@ from attnspec.cli.failures import status_of
 from attnspec.cli.specs import shown_path, source_at
 from attnspec.elaborate import attention_names
 from attnspec.spec import Spec
-from attnspec.text.diagnostics import Diagnostic, SpecError, in_order
+from attnspec.text.diagnostics import Diagnostic, SpecError, count_of, in_order
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Checked:
 
     def summary(self) -> str:
         """One line: `bigbird.attn: ok, 3 claims hold for every n`."""
-        errors, warnings = self.count("error"), self.count("warning")
-        parts = [*filter(None, (_counted(errors, "error"), _counted(warnings, "warning")))]
-        if not errors:
+        found = {severity: self.count(severity) for severity in ("error", "warning")}
+        parts = [count_of(number, severity) for severity, number in found.items() if number]
+        if not found["error"]:
             parts = ["ok", *parts, *filter(None, [self._held()])]
         if len(self.attentions) > 1:
             parts.append(f"attentions {', '.join(self.attentions)}")
         return f"{self.file}: {', '.join(parts)}"
 
     def _held(self) -> str:
-        """`3 claims hold: 2 for every n; 1 at n = 64`."""
-        how: dict[str, int] = {}
+        """`3 claims hold: `causal`, `stable` for every n; `depth <= 9` at n = 64`."""
+        how: dict[str, list[str]] = {}
         for verdict in self.verdicts:
             if verdict.status == "proven":
                 since = verdict.claim.since
@@ -50,11 +50,11 @@ class Checked:
                 where = f"at n = {', '.join(f'{n:,}' for n in verdict.lengths)}"
             else:
                 continue
-            how[where] = how.get(where, 0) + 1
-        total = sum(how.values())
-        text = f"{_counted(total, 'claim')} {'holds' if total == 1 else 'hold'}"
+            how.setdefault(where, []).append(f"`{verdict.claim.text}`")
+        total = sum(map(len, how.values()))
+        text = f"{count_of(total, 'claim')} {'holds' if total == 1 else 'hold'}"
         if len(how) > 1:
-            return f"{text}: " + "; ".join(f"{count} {where}" for where, count in how.items())
+            return f"{text}: " + "; ".join(f"{', '.join(x)} {where}" for where, x in how.items())
         return f"{text} {next(iter(how))}" if how else ""
 
     def to_dict(self, strict: bool) -> dict[str, object]:
@@ -89,9 +89,10 @@ def command(
     All attentions of a file are checked. A claim is proven for every n if that follows from how the
     spec is written. Otherwise it is checked at n = 1, 2, 64, 257 and 1024. A claim with `at n = …`
     is checked at these lengths, and a claim with `for n >= N` at N, N + 1 and the larger defaults.
-    The answer says which claims are proven and which are checked.
+    The answer lists which claims are proven and which are checked. A claim that cannot be checked,
+    for example about run-time inputs, gets a warning.
 
-    Example: attnspec check bigbird.attn --set block=32
+    Example: attnspec check bigbird --set block=32
     """
     checked = [check_file(spec, name, parameters) for spec in specs]
     diagnostics = [d for one in checked for d in one.diagnostics]
@@ -138,7 +139,3 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
         error.add_note(f"while checking {shown}")
         raise
     return Checked(shown, tuple(names), tuple(verdicts), tuple(in_order(diagnostics)))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}" if number else ""

@@ -41,12 +41,12 @@ ALONE = (
     "-o",
     "output",
     metavar="FILE",
-    help="Where to write; - prints. Otherwise SPEC's name with _attn.py, in this folder.",
+    help="The file to write, or - to print; default SPEC_attn.py in the current folder.",
 )
 @options.name_option
 @options.set_option
 @options.backend_option
-@click.option("--standalone", is_flag=True, help="A short file that needs torch alone.")
+@click.option("--standalone", is_flag=True, help="Write a short file that needs only torch.")
 @options.force_option
 @options.json_option
 def command(
@@ -61,10 +61,11 @@ def command(
 ) -> None:
     """Write the Python module that computes a spec's attention.
 
-    The module holds one class, a torch.nn.Module that works at every length. It is written whole
-    or not at all, and not while a claim of the spec is false.
+    The file has one class, a torch.nn.Module that works at every length. It imports attnspec. With
+    --standalone it needs only torch, and on the CPU computes and masks all pairs. No file is
+    written if a claim of the spec is false, or if writing fails.
 
-    Example: attnspec compile bigbird.attn --set block=32 -o bigbird32_attn.py
+    Example: attnspec compile bigbird --set block=32 -o bigbird32_attn.py
     """
     if output not in (None, "", "-"):
         # before the work, not after it

@@ -33,11 +33,11 @@ DEFAULT_LENGTH = 512
     "names",
     metavar="NAME",
     multiple=True,
-    help="Choose one of several attentions: of each file that has it; given twice, of A and of B.",
+    help="Choose an attention by its name; given twice, one in A and one in B.",
 )
 @options.set_option
 @click.option(
-    "--exit-code", is_flag=True, help="Exit with 1 where they differ, or where that is not known."
+    "--exit-code", is_flag=True, help="Exit with 1 unless the specs are known to be equal."
 )
 @options.json_option
 @click.pass_context
@@ -55,7 +55,7 @@ def command(
 ) -> None:
     """Show which pairs only A has, and which only B.
 
-    Layers and heads are compared one by one. Graphs with the same canonical form are reported as
+    Layers and heads are compared one by one. Graphs that are written alike, in a normal form, are
     equal for every n; others are compared at N. --set and --input apply to each spec that has the
     parameter or input. The exit status is 0 whether or not the specs differ, unless --exit-code is
     given.

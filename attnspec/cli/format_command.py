@@ -19,14 +19,14 @@ from attnspec.text.source import Source
 @click.command("format")
 @options.specs_argument
 @click.option(
-    "--check", "only_check", is_flag=True, help="Change nothing; name the files that would change."
+    "--check", "only_check", is_flag=True, help="Change nothing; list the files that would change."
 )
-@click.option("--stdout", "to_stdout", is_flag=True, help="Print the text, leave the files alone.")
+@click.option("--stdout", "to_stdout", is_flag=True, help="Print the text, and change no file.")
 @click.pass_context
 def command(ctx: click.Context, specs: Sequence[str], only_check: bool, to_stdout: bool) -> None:
     """Rewrite specs in canonical text; comments stay.
 
-    `-` reads standard input and prints. A file that is wrong stays as it is. With --check the exit
+    `-` reads standard input and prints. A file with errors is not changed. With --check the exit
     status is 1 if any file would change.
 
     Example: attnspec format *.attn

@@ -109,7 +109,8 @@ backend_option = click.option(
     "--backend",
     metavar="NAME",
     default="auto",
-    help="Use this backend, or fail with the reason; `attnspec plan` lists them.",
+    help="Use this backend, or fail with the reason: torch, dense, tables, edges, factored, flex or"
+    " triton.",
 )
 
 input_option = click.option(
@@ -118,18 +119,19 @@ input_option = click.option(
     metavar="NAME=VALUE",
     multiple=True,
     callback=settings,
-    help="A run-time input: positions of `tokens` (important=0,5,100..120), the ids or numbers of"
-    " all positions (doc=0*32,1*32), or a length (len=12); repeatable.",
+    help="A run-time input, repeatable: positions of `tokens` (important=0,5,100..120), the ids or"
+    " numbers of all positions (doc=0*32,1*32 is 0 for 32 positions, then 1 for 32), or a length"
+    " (len=12).",
 )
 
 
 def shape_options(heads: int) -> Callable[[Command], Command]:
     """Samples, heads where a spec declares none, and the size of a head."""
-    declared = f"The number of heads of a spec without `heads`; {heads} if not given."
+    declared = f"The number of heads of a spec without `heads`; default {heads}."
     options = (
-        ("--head-size", "D", "64", "The size of a head; 64 if not given."),
+        ("--head-size", "D", "64", "The size of a head; default 64."),
         ("--heads", "H", None, declared),
-        ("--batch", "B", "1", "The number of samples; 1 if not given."),
+        ("--batch", "B", "1", "The number of samples; default 1."),
     )
 
     def decorated(command: Command) -> Command:
@@ -150,7 +152,7 @@ def length_option(default: int) -> Callable[[Command], Command]:
         "length",
         metavar="N",
         callback=count,
-        help=f"The number of positions; {default}, or the size of the spec's grid, if not given.",
+        help=f"The number of positions; default {default}, or the size of the spec's grid.",
     )
 
 
@@ -159,5 +161,5 @@ queries_option = click.option(
     "queries",
     metavar="M",
     callback=count,
-    help="The number of queries of a spec with `cross`, where -n counts the keys; N if not given.",
+    help="The number of queries of a spec with `cross`, where -n counts the keys; default N.",
 )

@@ -24,31 +24,32 @@ RATE = click.FloatRange(min=0, min_open=True)
     type=click.Choice(("cpu", "cuda", "mps", "xpu")),
     default="cpu",
     show_default=True,
-    help="The type of device to plan for; it need not be in this machine.",
+    help="The type of device to plan for; this machine need not have one.",
 )
 @click.option(
     "--devices",
     callback=options.positive,
     metavar="P",
-    help="Plan one sequence over P devices: who holds which positions, and what travels.",
+    help="Plan one sequence over P devices (a number, unlike --device): which positions each holds,"
+    " and what it receives.",
 )
 @click.option(
     "--key-heads",
     callback=options.positive,
     metavar="H",
-    help="With --devices: heads of keys and values; as many as query heads if not given.",
+    help="With --devices: heads of keys and values; default as many as query heads.",
 )
 @click.option(
     "--link",
     type=RATE,
     metavar="R",
-    help="With --devices: bytes per second that reach a device; 5e10 if not given.",
+    help="With --devices: bytes per second into a device; default 5e10.",
 )
 @click.option(
     "--speed",
     type=RATE,
     metavar="R",
-    help="With --devices: operations per second of a device; 2e14 if not given.",
+    help="With --devices: operations per second of a device; default 2e14.",
 )
 @options.input_option
 @options.shape_options(1)
@@ -77,10 +78,10 @@ def command(
     """Show which backend runs which heads, and why.
 
     Each group of heads has a line for each backend: the estimated time, `chosen` for the one that
-    runs, or the reason why a backend refuses. Reasons that several groups share stand once, at the
+    runs, or the reason why a backend refuses. Reasons common to all groups are printed once, at the
     end.
 
-    Example: attnspec plan bigbird.attn -n 16384 --device cuda
+    Example: attnspec plan bigbird -n 16384 --device cuda
     """
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)

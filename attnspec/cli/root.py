@@ -123,7 +123,7 @@ def _hush() -> int:
     cls=Root,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: attnspec zoo bigbird -o mine.attn && attnspec show mine.attn -n 64",
+    epilog="Start with: attnspec zoo bigbird -o mine.attn && attnspec show mine.attn --set block=4",
 )
 @click.option("--debug", is_flag=True, help="Print the traceback when attnspec itself fails.")
 @click.version_option(
@@ -134,9 +134,10 @@ def main(ctx: click.Context, debug: bool) -> None:
     """The attention compiler: say what attends to what, get pictures, checks and PyTorch modules.
 
     SPEC is a file in the language `.attn`, - for standard input, or the name of a spec of the zoo
-    if no file has that name. Exit status: 0 done, 1 the spec or a claim is wrong, 2 wrong usage, 3
-    a file cannot be read or written, 4 a limit of the compiler was reached, 70 a defect of
-    attnspec, 130 interrupted.
+    if no file has that name. `check` tells whether the spec is right, `verify` whether the compiled
+    module computes it. Exit status: 0 done, 1 the spec or a claim is wrong, 2 wrong usage, 3 a file
+    cannot be read or written, 4 a limit of the compiler was reached, 70 an internal error, which
+    you should report, 130 interrupted.
     """
     if ctx.invoked_subcommand is None:
         console.say(ctx.get_help())

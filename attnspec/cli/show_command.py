@@ -16,6 +16,7 @@ from attnspec.show.drawing import MAKER
 from attnspec.show.panels import first_drawn
 from attnspec.show.picture import SUFFIXES, Picture
 from attnspec.spec import Spec
+from attnspec.text.diagnostics import count_of
 
 DEFAULT_LENGTH = 64
 
@@ -28,14 +29,15 @@ DEFAULT_LENGTH = 64
     "--layer",
     metavar="I",
     callback=options.count,
-    help="The layer, from 0; if not given, the first that has pairs, in a file all that differ.",
+    help="The layer, from 0; default the first that has pairs, in a file all distinct layers.",
 )
 @options.head_option
 @click.option(
     "-o",
     "output",
     metavar="FILE",
-    help="Write a .png, .svg or .html instead; the last is an interactive page.",
+    help="Write a .svg, a .html, which is an interactive page, or a .png, which needs"
+    ' `pip install "attnspec[plot]"`.',
 )
 @options.force_option
 @options.input_option
@@ -55,13 +57,13 @@ def command(
 ) -> None:
     """Draw which query reads which key, in the terminal or in a file.
 
-    Rows are queries, columns are keys. Without --head, all different heads of the layer are drawn.
-    A sequence too long for the terminal is drawn in cells: the brighter a cell, the more of its
-    pairs are in the graph. Data-dependent graphs show one random sample. A file shows the heads of
-    all layers, and each pair has the colour of the pattern that contains it. A page (.html, which
-    needs no network) also explains why each pair is in the graph.
+    Rows are queries, columns are keys. Without --head, each distinct head of the layer is drawn. A
+    sequence too long for the terminal is drawn in cells: the fuller a cell, the more of its pairs
+    are in the graph. Data-dependent graphs show one random sample. A file shows the heads of all
+    layers, and each pair has the colour of the pattern that contains it. A page (.html, which needs
+    no network) also explains why each pair is in the graph.
 
-    Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
+    Example: attnspec show longformer -n 256 --set radius=16 -o longformer.html
     """
     if output is not None:
         require_target(output, spec)
@@ -106,8 +108,7 @@ def require_slot(spec: Spec, layer: int | None, head: int | None) -> None:
     for what, number, most in (("layer", layer, spec.layers), ("head", head, spec.heads)):
         if number is not None and most is not None and number >= most:
             raise click.UsageError(
-                f"`{spec.name}` has {most} {what}{'' if most == 1 else 's'},"
-                f" counted from 0, got --{what} {number}"
+                f"`{spec.name}` has {count_of(most, what)}, counted from 0, got --{what} {number}"
             )
 
 

@@ -57,8 +57,8 @@ _LOADED = "emitted_module"
     "--model",
     "factory",
     metavar="PACKAGE.MODULE:FACTORY",
-    help="Compare a running model with SPEC. FACTORY() returns the model, or (model, args, kwargs)."
-    " A model alone gets N random `input_ids`.",
+    help="Compare a running model with SPEC. FACTORY() returns the model, or (model, args, kwargs)"
+    " with N positions. A model alone is called with N random `input_ids`.",
 )
 @click.option(
     "--seconds",
@@ -90,8 +90,8 @@ def command(
 
     Checks that every pair of the graph is computed exactly once and no other pair, and that outputs
     and gradients agree with the definition in float64. Beyond 4,096 positions queries are sampled,
-    and each line of the report says how many. A module is a file that `attnspec compile` wrote; it
-    is run.
+    and each line of the report says how many. A MODULE is a file that `attnspec compile` wrote. Its
+    code is executed: use only files that you trust.
 
     With --model, a PyTorch model runs and each of its attention layers is compared with SPEC: which
     key influences which query is measured. Ctrl-C prints what has been checked so far.

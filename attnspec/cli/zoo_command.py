@@ -18,7 +18,7 @@ PRELUDE = "prelude"
 @click.command("zoo", short_help="List, print or write the specs that ship with attnspec.")
 @click.argument("name", required=False)
 @click.option("-o", "output", metavar="FILE", help="Write the spec to a file.")
-@click.option("--prelude", is_flag=True, help="The static patterns, written in the language.")
+@click.option("--prelude", is_flag=True, help="Print the patterns that the language defines.")
 @options.force_option
 @options.json_option
 def command(

@@ -30,8 +30,7 @@ from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 from attnspec.verification import Alone, Verification, beyond, mask_alone, verify
-from attnspec.verification.meaning import Known
-from attnspec.verification.trial import Depth
+from attnspec.verification.trial import Depth, Known
 
 if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated
@@ -105,15 +104,9 @@ def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "aut
     Raises BackendError for a backend that refuses the spec at every length, or is asked for in a
     module that stands alone; StandaloneError for a spec that no such module says.
     """
-    body = _alone(spec, backend) if standalone else None
-    if body is None:
+    if not standalone:
         require_willing(spec.program, backend)
-    verified = _verified(spec, backend) if body is None else _verified_alone(spec, body)
-    return emit(spec, [*_figures(spec), verified], backend, body)
-
-
-def _alone(spec: Elaborated, backend: str) -> str:
-    """What a module that needs torch alone holds."""
+        return emit(spec, [*_figures(spec), _verified(spec, backend)], backend)
     if backend != AUTO:
         raise BackendError(
             f"a standalone module has no backends and plans nothing, got {backend!r}: leave out"
@@ -122,7 +115,8 @@ def _alone(spec: Elaborated, backend: str) -> str:
     # what its parts are written with loads all of torch.compile
     from attnspec.compile.standalone import standalone_module
 
-    return standalone_module(spec.program, class_name(spec.program.name))
+    body = standalone_module(spec.program, class_name(spec.program.name))
+    return emit(spec, [*_figures(spec), _verified_alone(spec, body)], backend, body)
 
 
 def _verified_alone(spec: Elaborated, body: str) -> str:
@@ -164,14 +158,10 @@ def _figures(spec: Elaborated) -> list[str]:
     stack = Stack(spec.program)
     if stack.unknown:
         return [f"How many pairs it has is not said here: {stack.unknown}."]
-    lengths = stack.lengths((TOLD,))
-    if not lengths:
-        return []
-    n = lengths[0]
-    edges = total_edges(stack, n)
     return [
-        f"At n = {n:,}: {edges:,} pairs, {100 * density(stack.bound(n), n):.3g} % of all,"
-        f" at most {degree(stack.bound(n), n):,} keys a query."
+        f"At n = {n:,}: {total_edges(stack, n):,} pairs, {100 * density(stack.bound(n), n):.3g} %"
+        f" of all, at most {degree(stack.bound(n), n):,} keys a query."
+        for n in stack.lengths((TOLD,))
     ]
 
 
@@ -192,11 +182,13 @@ def _verified(spec: Elaborated, backend: str) -> str:
         some = f"values and gradients of {LIMITS.queries_sampled} queries of"
         lines.append(f"{some} {', '.join(values)}" if values else "no values")
         return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(lines)}."
-    whole, last, refused = _tried(programs, names, n, "once")
-    parts = (whole, ": every pair, values and gradients"), (last, ": the same of the last queries")
+    whole, last, refused = _tried(programs, names, n, "whole")
     lines = [
         f"by the backend{'s' if len(those) > 1 else ''} {', '.join(those)}{what}"
-        for those, what in parts
+        for those, what in (
+            (whole, ": every pair, values and gradients"),
+            (last, ": the same of the last queries"),
+        )
         if those
     ]
     if not lines:
@@ -210,12 +202,11 @@ def _verified(spec: Elaborated, backend: str) -> str:
 
 def _tried(
     programs: Sequence[Program], names: Sequence[str], n: int, depth: Depth
-) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+) -> tuple[list[str], list[str], str]:
     """The backends that were verified, those of which no more than the last queries were, and why
     one refused."""
     answers: Known = Cache(LIMITS.answers)
-    whole: dict[str, None] = {}
-    last: dict[str, None] = {}
+    verified: dict[bool, dict[str, None]] = {True: {}, False: {}}
     refused = ""
     for program, name in product(programs, names):
         try:
@@ -225,10 +216,9 @@ def _tried(
             refused = str(error)
             continue
         _require_ok(verification, name)
-        every = all(check.asked == n for check in verification.checks)
-        is_whole = verification.exhaustive if depth == "once" else verification.checks and every
-        (whole if is_whole else last)[name] = None
-    return tuple(whole), tuple(last), refused
+        every = bool(verification.checks) and all(x.asked == n for x in verification.checks)
+        verified[verification.exhaustive if depth == "whole" else every][name] = None
+    return [*verified[True]], [*verified[False]], refused
 
 
 def _by_kind(program: Program) -> tuple[Program, ...]:

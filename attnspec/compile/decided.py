@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnspec.compile.compiler import compile_program
+from attnspec.backends.planner import AUTO
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.forms.stability import bound_choice
 from attnspec.graphs.patterns import BY_NAME
@@ -20,10 +19,12 @@ from attnspec.graphs.stack import Sample, Stack, decides
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.program import Program, leaves
+from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.runtime.call_checks import PER_HEAD
+from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
-from attnspec.verification.samples import about_heads
+from attnspec.verification.samples import drawn
 
 SIZE = 16
 """The size of a head in samples that are drawn."""
@@ -52,11 +53,8 @@ def decided_pairs(
         return None
     if tensors is None:
         chosen = [leaf for graph in decided for leaf in leaves(graph)]
-        bound = [
-            bound_choice(program, leaf, n)
-            for leaf in chosen
-            if BY_NAME[leaf.pattern].data_dependent
-        ]
+        chosen = [leaf for leaf in chosen if BY_NAME[leaf.pattern].data_dependent]
+        bound = [bound_choice(program, leaf, n) for leaf in chosen]
         if not all(one is not None and one.given_choice for one in bound):
             return None
         # no query and key decides anything
@@ -88,7 +86,7 @@ def sample_pairs(
         q = torch.randn(1, heads, n, SIZE)
         for entry in program.inputs:
             if entry.name not in data and entry.kind in PER_HEAD:
-                data[entry.name] = about_heads(entry, n, n)
+                data[entry.name] = drawn(entry, n, n)
     # neighbours are alike, as tokens are
     q = q + 0.5 * q.cumsum(2)
     bare = tuple(
@@ -99,19 +97,13 @@ def sample_pairs(
 
 
 def _pairs(
-    program: Program,
-    layers: Iterable[int],
-    q: Tensor,
-    k: Tensor,
-    inputs: Mapping[str, Tensor],
+    program: Program, layers: Iterable[int], q: Tensor, k: Tensor, inputs: Mapping[str, Tensor]
 ) -> Mapping[tuple[int, int], Relation]:
     """The pairs of the layers and heads where tensors decide some, and no mechanism is."""
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        # a report says what looks ahead
-        warnings.simplefilter("ignore")
+    with torch.random.fork_rng(devices=[]):
         # what is learned starts the same every time
         torch.manual_seed(0)
-        module = compile_program(program, head_size=q.shape[3]).eval()
+        module = CompiledAttention(plan_data(program, AUTO), q.shape[3]).eval()
     pairs: dict[tuple[int, int], Relation] = {}
     for layer in layers:
         attends = [program.attend(layer, head) for head in range(q.shape[1])]

@@ -9,16 +9,15 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
-import json
 import keyword
-import math
 import re
 from collections.abc import Sequence
+from pprint import pformat
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from attnspec.ir.program import Program
-from attnspec.ir.serial import Plain, fingerprint, plan_data
+from attnspec.ir.serial import fingerprint, plan_data
 from attnspec.text.diagnostics import InternalError
 from attnspec.version import __version__
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated
 
 WIDTH = 100
-"""The longest line of the plan, where no single number or name is longer."""
+"""The longest line."""
 
 OWN = ("CompiledAttention", "FORMAT", "PLAN")
 """Names that the module itself uses, besides torch."""
@@ -89,7 +88,7 @@ def emit(
         parts.append(body)
     else:
         parts.append(_DEPENDENT)
-        parts.append(f"PLAN = {literal(plan_data(spec.program, backend))}\n")
+        parts.append(constant("PLAN", plan_data(spec.program, backend)) + "\n")
         parts.append(_CHECK.replace("VERSION", __version__))
         parts.append("\n" + _class(spec.program))
     module = "\n".join(parts)
@@ -118,37 +117,10 @@ def class_name(name: str) -> str:
     return f"{camel}Attention" if hasattr(builtins, camel) or camel == "torch" else camel
 
 
-def literal(value: Plain, indent: int = 0) -> str:
-    """Plain data as a Python literal, broken into lines where it is too long for one."""
-    flat = _flat(value)
-    if indent + len(flat) <= WIDTH - 20 or not isinstance(value, dict | list) or not value:
-        return flat
-    deeper = " " * (indent + 4)
-    if isinstance(value, dict):
-        entries = [f"{_flat(key)}: {literal(x, indent + 4)}" for key, x in value.items()]
-    elif all(isinstance(x, int | float) for x in value):
-        # as many numbers on a line as fit
-        width = max(1, WIDTH - 1 - len(deeper))
-        entries = wrap(flat[1:-1], width, break_on_hyphens=False, break_long_words=False)
-        entries = [entry.removesuffix(",") for entry in entries]
-    else:
-        entries = [literal(x, indent + 4) for x in value]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    return "\n".join([first, *(f"{deeper}{entry}," for entry in entries), " " * indent + last])
-
-
-def _flat(value: Plain) -> str:
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{_flat(k)}: {_flat(x)}" for k, x in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(_flat(x) for x in value) + "]"
-        case str():
-            return json.dumps(value)
-        case float() if not math.isfinite(value):
-            raise InternalError(f"a plan cannot hold the number {value}")
-        case _:
-            return repr(value)
+def constant(name: str, value: object) -> str:
+    """A constant, on several lines where it is too long for one."""
+    shown = pformat(value, 1, WIDTH - len(name) - 3, compact=True, sort_dicts=False)
+    return f"{name} = {shown}".replace("'", '"')
 
 
 def _docstring(spec: Elaborated, facts: Sequence[str]) -> str:

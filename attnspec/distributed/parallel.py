@@ -267,9 +267,9 @@ class ParallelAttention(torch.nn.Module):
                 f"q and k must have the same positions, got {q.shape[2]} and {k.shape[2]}: a rank"
                 " holds queries, keys and values of its own positions"
             )
-        dropout_p, _, data, _ = module.besides(layer, q, k, v, *asked[1:4], pairs=False)
-        chance = round(dropout_p * 2**40)
-        pairs = [data[name] for name in self._pairs]
+        call = module.call_of(layer, q, k, v, *asked[1:4], pairs=False)
+        chance = round(call.dropout_p * 2**40)
+        pairs = [call.data[name] for name in self._pairs]
         if asked.return_lse:
             # before any rank sends: those without heads of their own would
             require_log_sum_exps(module.program, layer)

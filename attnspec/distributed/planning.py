@@ -16,7 +16,7 @@ import numpy as np
 from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, exchange_of
 from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, chosen_text
 from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
@@ -415,9 +415,7 @@ def _not_rows(works: Works) -> str:
     """Why graphs do not say what travels."""
     for work, _ in works:
         if work.decided:
-            leaf = work.decided[0]
-            who = "inputs" if leaf.given_choice else "queries and keys"
-            return f"{who} decide the pairs of `{leaf.name}`"
+            return chosen_text(work.decided[0].name)
     formula = next(work.mechanism for work, _ in works if work.mechanism is not None)
     return f"`{formula.name}` is a formula of the whole sequence"
 

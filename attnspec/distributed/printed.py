@@ -16,7 +16,7 @@ WIDEST = 64
 """Columns of a picture; of more ranks several stand in one cell."""
 
 WAYS = {
-    "rows": "rows of keys, and queries of rows that read nearly everything",
+    "rows": "key rows, and queries that read nearly all keys",
     "states": "sums over each rank's keys, merged a share by each rank",
     "heads": "all positions of some heads to each rank (all-to-all)",
     "all": "everything to every rank (all-gather)",
@@ -29,8 +29,8 @@ def printed(plan: Mapping[str, Any]) -> str:
     lines = [
         f"{plan['name']}, n = {plan['n']}, {plan['devices']} devices; {plan['batch']} x"
         f" {plan['heads']} heads of {plan['head_size']} ({plan['key_heads']} of keys),"
-        f" {plan['element']} bytes a number",
-        f"partition   {plan['partition']}: {min(lengths):,} to {max(lengths):,} positions a rank",
+        f" {plan['element']} bytes per number",
+        f"partition   {plan['partition']}: {min(lengths):,} to {max(lengths):,} positions per rank",
     ]
     lines += [
         f"            {each['partition']}: {_seconds(each['seconds'])},"
@@ -41,8 +41,8 @@ def printed(plan: Mapping[str, Any]) -> str:
         lines += _layer(layer, plan["link"], plan["speed"])
     received = plan["bytes_received"]
     lines += [
-        f"a rank gets {_bytes(min(received))} to {_bytes(max(received))} forward, the same again"
-        f" backward; gathering every key: {_bytes(plan['bytes_gathered'])}",
+        f"a rank receives {_bytes(min(received))} to {_bytes(max(received))} forward, the same"
+        f" again backward; an all-gather of keys: {_bytes(plan['bytes_gathered'])}",
         *_table(lengths, links),
         *picture(links),
     ]
@@ -56,14 +56,14 @@ def _layer(layer: Mapping[str, Any], link: float, speed: float) -> list[str]:
     why = f": {layer['why']}" if layer["why"] else ""
     lines = [f"{where}     {WAYS[layer['how']]}{why}"]
     work = layer["work_seconds"]
-    beside = f", work {_seconds(work)} at {speed:.3g} operations a second" if work else ""
+    beside = f", work {_seconds(work)} at {speed:.3g} operations per second" if work else ""
     lines.append(
-        f"            travels {_seconds(layer['travel_seconds'])} at {link:.3g} bytes a"
+        f"            travels {_seconds(layer['travel_seconds'])} at {link:.3g} bytes per"
         f" second{beside}; balance {_ratio(layer['balance'])}"
     )
     if layer["how"] == "rows" and work and layer["travel_seconds"]:
         lines.append(
-            f"            {layer['hidden']:.0%} of it while own keys are weighed: together"
+            f"            {layer['hidden']:.0%} of the transfer overlaps with work; in all"
             f" {_seconds(layer['seconds'])}"
         )
     return lines

@@ -70,7 +70,7 @@ class StatesHere:
     ) -> tuple[State, Tensor]:
         """The sums that this rank goes on from, and what was received for them; `left` are the
         logarithms of what a gate leaves of the sums before own keys."""
-        mesh, sums = self.mesh, own.sums.flatten(0, 1)
+        mesh, sums = self.mesh, own.sums.flatten(0, -3)
         rows, features, width = sums.shape
         base = own.base if left is None else left
         base = sums.new_zeros(rows) if base is None else base.flatten()

@@ -70,7 +70,7 @@ def markdown(declaration: type) -> str:
 
 def meaning(parameter: Parameter) -> str:
     """What an argument is, with its bounds or choices."""
-    ends = (("at least", parameter.least), ("at most", parameter.most))
+    ends = (("above", parameter.above), ("at least", parameter.least), ("at most", parameter.most))
     bounds = [f"{words} {end:,}" for words, end in ends if end is not None]
     bounds += [word for word in ("odd", "even") if getattr(parameter, word)]
     if parameter.choices:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import NoReturn, TypeVar
 
-from attnspec.elaborate.names import TOKEN_SETS, Value, kind_of, type_of
+from attnspec.elaborate.names import ARTICLES, TOKEN_SETS, Value, kind_of, type_of
 from attnspec.elaborate.scope import Failed, Scope, meaning
-from attnspec.elaborate.terms import as_tokens, graph, integer, known_now, scalar
+from attnspec.elaborate.terms import as_tokens, folded, graph, integer, known_now, scalar
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
 from attnspec.graphs.relation import Relation
@@ -73,7 +73,7 @@ def _unnamed(
     notes: tuple[str, ...] = ()
     if _is_ambiguous(node, scope):
         advice = _readings(node, argument, scope) or advice
-        notes = ("a bare size means one thing in one library and another in the next",)
+        notes = ("a size without a name means different things in different libraries",)
     message = f"the arguments of `{node.name}` need their names"
     scope.fail("A301", message, argument.span, notes=notes, help=advice)
 
@@ -81,8 +81,12 @@ def _unnamed(
 def _too_many(node: nodes.Call, argument: nodes.Argument, scope: Scope, most: int) -> NoReturn:
     allowed = "at most one argument" if most == 1 else f"at most {most} arguments"
     message = f"`{node.name}` takes {allowed if most else 'no arguments'}"
-    advice = None if most else f"`&` keeps the pairs of two graphs: `{node.name} & …`"
-    advice = advice if node.name in scope.work.callable else None
+    advice = (
+        f"write `{node.name}`; `{node.name} & …` keeps the pairs that are also in another graph"
+    )
+    if most:
+        advice = "join token sets by `|`: `first(1) | last(1)`"
+    advice = advice if node.name in scope.work.callable and most < 2 else None  # type: ignore[assignment]
     scope.fail("A302", message, argument.span, help=advice)
 
 
@@ -143,9 +147,9 @@ def complete(
     for instead, replaced in getattr(declaration, "replaced", {}).items():
         for name in replaced:
             if instead in values and name in values:
-                message = f"`{name}` has no meaning where an input says what it would decide"
+                message = f"`{name}` cannot be given together with the input, which decides it"
                 input = (("the input", spans[instead]),)
-                scope.fail("A302", message, spans[name], related=input)
+                scope.fail("A302", message, spans[name], related=input, help=f"remove `{name}`")
     parameters = parameters_of(declaration)
     _require_signature(node, scope, getattr(declaration, "signatures", None), values)
     for entry in fields(declaration):
@@ -259,7 +263,8 @@ def _input(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope
     if isinstance(entry, InputRef):
         if entry.kind != parameter.kind:
             message = f"{needed} is needed, got one of kind `{entry.kind}`"
-            scope.fail("A313", message, node.span)
+            advice = f"declare it as `input {entry.name}: {parameter.kind}`"
+            scope.fail("A313", message, node.span, help=advice)
         return entry
     if parameter.kind == "length" and kind_of(entry) == "scalar":
         value = integer(node, scope, f"`{name}`")
@@ -298,8 +303,13 @@ def _choice(
 
 
 def _predicate(node: nodes.Expression, scope: Scope) -> Scalar:
-    value = scalar(node, scope.child(predicate=True), "the predicate of `where`")
-    if type_of(value) != "boolean":
-        message = "the predicate of `where` must be a comparison, got a number"
-        scope.fail("A314", message, node.span, help="for example `where((q - k) % 2 == 0)`")
-    return value
+    inner = scope.child(predicate=True)
+    value = meaning(node, inner)
+    kind = kind_of(value)
+    if kind != "scalar" or type_of(value) != "boolean":  # type: ignore[arg-type]
+        message = f"`where` needs a comparison, got {ARTICLES[kind]}"
+        code, advice = "A314", "for example `where((q - k) % 2 == 0)`"
+        if kind == "graph":
+            code, advice = "A310", "write the graph without `where`"
+        scope.fail(code, message, node.span, help=advice)
+    return folded(value, node.span, inner)  # type: ignore[arg-type]

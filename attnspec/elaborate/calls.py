@@ -26,8 +26,6 @@ from attnspec.elaborate.names import (
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
-from attnspec.graphs.forms.written import written_scalar
-from attnspec.graphs.grid import AXES
 from attnspec.graphs.patterns.where_inputs import parted
 from attnspec.graphs.predicates.inputs import (
     INEXACT,
@@ -43,6 +41,7 @@ from attnspec.ir.scalars import FUNCTIONS, SCORE_FUNCTIONS, Apply, Scalar, Symbo
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
+OTHER_BOXES = "other boxes are written by `where`, with `q.row`, `k.row` and their like"
 _ANY = Parameter("any", "", positional=True)
 
 
@@ -132,7 +131,7 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
                 )
                 scope.fail("A306", message, value.span, help=advice)
         if isinstance(first, int) and isinstance(last, int) and first > last:
-            scope.fail("A307", f"the range {first}..{last} is empty", value.span)
+            terms.empty_range(first, last, value.span, scope)
         return first, last
 
     if not node.arguments:
@@ -196,13 +195,14 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
     def one(argument: nodes.Argument) -> Scalar:
         if argument.name is not None:
             message = f"`{node.name}` takes extents without names, got `{argument.name}`"
-            scope.fail("A301", message, argument.span, help=_other_box(node, scope))
+            axis = argument.name.lower() in ("t", "h", "w")
+            advice = "write the sizes without names" if axis else OTHER_BOXES
+            scope.fail("A301", message, argument.span, help=advice)
         value = terms.integer(argument.value, scope, "an extent")
         wrong = check_value(replace(parameter, kind="integer"), "extent", value)
         if isinstance(value, int) and wrong:
-            advice = _other_box(node, scope) if value > 0 else None
-            notes = (f"`extent`: {parameter.doc}",)
-            scope.fail("A306", wrong, argument.value.span, notes=notes, help=advice)
+            notes, box = (f"`extent`: {parameter.doc}",), OTHER_BOXES if value > 0 else None
+            scope.fail("A306", wrong, argument.value.span, notes=notes, help=box)
         return value
 
     extents = tuple(each(node.arguments, one))
@@ -213,34 +213,6 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
         message = f"`{node.name}` needs one extent for each of the grid's {axes} axes"
         scope.fail("A303", f"{message}, got {len(extents)}", node.span)
     return extents
-
-
-def _other_box(node: nodes.Call, scope: Scope) -> str | None:
-    """How `where` says a box whose sizes may be even, and that several queries may share."""
-    grid, stride = scope.work.grid, 1
-    if grid is None:
-        return None
-    sizes = []
-    for argument in node.arguments:
-        if not isinstance(argument.value, nodes.Integer):
-            return "`where` says other boxes, of `q.row` and `k.row` and their like"
-        if argument.name == "stride":
-            stride = argument.value.value
-        elif argument.name is None or argument.name.lower() in ("t", "h", "w"):
-            sizes.append(argument.value.value)
-        else:
-            return "`where` says other boxes, of `q.row` and `k.row` and their like"
-    parts = [
-        f"k.{axis} - min(max({_leader(axis, stride)} - {size // 2}, 0),"
-        f" {written_scalar(Apply('-', (extent, size)))}) in 0..{size - 1}"
-        for axis, extent, size in zip(AXES[len(grid)], grid, sizes, strict=False)
-    ]
-    return f"write `where({' and '.join(parts)})`"
-
-
-def _leader(axis: str, stride: int) -> str:
-    """The query in the middle of those that share a box."""
-    return f"q.{axis}" if stride < 2 else f"(q.{axis} // {stride} * {stride} + {stride // 2})"
 
 
 def _needs_grid(node: nodes.Call, scope: Scope) -> NoReturn:
@@ -321,9 +293,8 @@ def indexed(node: nodes.Index, scope: Scope) -> Scalar:
     place = terms.integer(node.index, scope, "the index of a list")
     count = len(base.items)
     if isinstance(place, int) and not 0 <= place < count:
-        message = f"a list of {count} has no item {place}"
-        note = f"they count from 0, to {count - 1}"
-        scope.fail("A306", message, node.index.span, notes=(note,))
+        message = f"the index of this list must be 0 to {count - 1}, got {place}"
+        scope.fail("A306", message, node.index.span)
     if isinstance(place, int):
         return base.items[place]
     return terms.folded(Apply("item", (place, *base.items)), node.span, scope)
@@ -344,7 +315,7 @@ def _read_by_position(node: nodes.Index, scope: Scope) -> None:
             f"declare `input {name}: ids`, and write `same({name})` for equal labels, or"
             f" `{name}(q)` and `{name}(k)` in `where(…)`"
         )
-    message = f"what an input has at a position is read in round brackets, not as `{name}[…]`"
+    message = f"square brackets read a list, not an input, got `{name}[…]`"
     scope.fail("A310", message, node.span, help=advice)
 
 
@@ -361,9 +332,9 @@ def readings(given: InputRef) -> str:
         "tokens": f"`rows({name})` are the pairs whose query is marked, `columns({name})` those"
         " whose key is",
         "pairs": f"write `{name}(q, k)` in `score`",
-        "length": f"`prefix({name})` are the pairs whose key lies before it; in `where(…)`"
-        f" `{name}` is a number",
-    }.get(given.kind, f"`{name}` is an input of kind `{given.kind}`, which no predicate reads")
+        "length": f"`{name}` is one number for all positions: write `k < {name}`, or"
+        f" `prefix({name})`",
+    }.get(given.kind, f"`where` cannot read an input of kind `{given.kind}`")
 
 
 def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
@@ -376,14 +347,14 @@ def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
         scope.used.add(name)
         return pair_reading(given.name)
     if given.kind not in READ:
-        message = f"a predicate reads inputs of kind {' and '.join(READ)}, got `{given.kind}`"
+        message = f"`{name}(…)` needs an input of kind {' or '.join(READ)}, got `{given.kind}`"
         scope.fail("A313", message, node.span, help=readings(given))
     if not scope.predicate:
-        message = f"`{name}(…)` has a meaning only inside `where(…)`"
+        message = f"`{name}(…)` can stand only inside `where(…)`"
         scope.fail("A205", message, node.span)
     if len(node.arguments) != 1 or len(sides) != 1 or sides[0] not in POSITIONS:
-        message = f"an input is read at the query or the key: `{name}(q)`, `{name}(k)`"
-        scope.fail("A303", message, node.span)
+        message = f"an input is read only at the query, `{name}(q)`, or at the key, `{name}(k)`"
+        scope.fail("A303", message, node.span, help="pass other values as an input of their own")
     scope.used.add(name)
     return reading(given.name, sides[0])
 
@@ -391,9 +362,9 @@ def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
 def require_free(node: nodes.Name | nodes.Call, scope: Scope) -> None:
     """Refuse another meaning of a word that `score` has one for."""
     if node.name in scope.names:
-        message = f"`{node.name}` has a meaning of its own inside `score`, and is a name here, too"
+        message = f"`{node.name}` is a word of `score`, and cannot be a name as well"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
-        scope.fail("A204", message, span, help="call the parameter, local name or input otherwise")
+        scope.fail("A204", message, span, help="rename the parameter, local name or input")
 
 
 def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:
@@ -407,7 +378,7 @@ def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:
         return
     problem = _inexact(value)
     if problem is not None:
-        help = "compute it before, and hand it in as the input"
+        help = "compute it before the call, and pass the result as the input"
         scope.fail("A312", f"where an input is read, {problem}", node.span, help=help)
 
 
@@ -422,11 +393,11 @@ def _inexact(value: Scalar) -> str | None:
     if op in INEXACT:
         return f"`{op}` may differ in its last bit from one machine to the next"
     if op in ("//", "%") and (reads_inputs(args[1]) or asks_positions(args[1])):
-        return f"`{op}` needs a divisor without q, k and inputs"
+        return f"`{op}` cannot divide by q, k or an input"
     if op in ("//", "%") and type_of(args[1]) != "integer":
-        return f"`{op}` needs a whole number as divisor"
+        return f"`{op}` needs an integer as divisor"
     if op == "**" and not (isinstance(args[1], int) and 0 <= args[1] <= 8):
         return "a power needs an exponent from 0 to 8"
     if op == "item":
-        return "a list takes an index of `layer`, `head` and `n`"
+        return "the index of a list can use only `layer`, `head` and `n`"
     return next((reason for part in args if (reason := _inexact(part))), None)

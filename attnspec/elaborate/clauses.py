@@ -25,7 +25,7 @@ from attnspec.elaborate.names import (
     type_of,
 )
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
-from attnspec.elaborate.terms import count, integer, require, scalar
+from attnspec.elaborate.terms import count, integer, not_fixed, require, scalar
 from attnspec.grammar import nodes
 from attnspec.grammar.printer import print_expression
 from attnspec.ir.parameters import Parameter
@@ -72,12 +72,14 @@ def claims_of(statement: nodes.Require, scope: Scope) -> list[Claim]:
 
 def _since(node: nodes.Expression, scope: Scope) -> int:
     """The least n of a claim `for n >= EXPR`."""
-    value = integer(node, scope, "the n of `for n >= …`")
+    value = integer(node, scope, "the bound in `for n >= …`")
     if not isinstance(value, int):
         named = {name for name in symbols(value) if name in ("n", "layer", "head")}
         shown = " and ".join(f"`{name}`" for name in sorted(named))
-        message = f"the n of `for n >= …` must be one number for the whole claim, it reads {shown}"
-        advice = "say it of the largest of them, `min` and `max` take parameters and numbers"
+        message = (
+            f"the bound in `for n >= …` must be one number for the whole claim, without {shown}"
+        )
+        advice = "write a number or an expression of parameters, such as `max(r, 8)`"
         scope.fail("A603", message, node.span, help=advice)
     if not 1 <= value <= LIMITS.length - 1:
         message = f"a claim is made for lengths from 1 to 2**31 - 2, got {value}"
@@ -87,7 +89,7 @@ def _since(node: nodes.Expression, scope: Scope) -> int:
 
 def _layers(node: nodes.Call, scope: Scope) -> Scalar:
     if len(node.arguments) != 1 or node.arguments[0].name != "layers":
-        scope.fail("A602", "`reach` takes `layers = L`", node.span)
+        scope.fail("A602", "`reach` needs its argument by name: `reach(layers = L)`", node.span)
     count = node.arguments[0].value
     value = integer(count, scope, "`layers`")
     if isinstance(value, int) and value < 0:
@@ -104,14 +106,16 @@ def _comparison(node: nodes.Chain, scope: Scope, claim: Claim) -> list[Claim]:
     if not figures:
         return [_about_graphs(node, scope, claim)]
     if len(figures) > 1:
-        scope.fail("A604", "a claim compares one figure with numbers", node.span)
+        names = " and ".join(f"`{name}`" for _, name in figures)
+        message = f"a claim compares one figure with a number, got {names}"
+        scope.fail("A604", message, node.span, help="write one claim for each")
     ((place, name),) = figures
     require_claim(name, node.operands[place].span, scope)
     claims = []
     for index, operator in enumerate(node.operators):
         left, right = node.operands[index : index + 2]
         if place not in (index, index + 1):
-            message = f"a claim compares one figure with numbers; this part is not about `{name}`"
+            message = f"a claim compares one figure with numbers, and `{name}` is not in this part"
             scope.fail("A604", message, left.span.to(right.span))
         other = right if place == index else left
         value = scalar(other, scope, f"what `{name}` is compared with")
@@ -170,11 +174,14 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
         return _expression(node, scope)
     if not isinstance(node, nodes.Call) or node.name not in SCORES:
         text = node.name
-        message = f"a score change is {', '.join(SCORES)} or an expression of `s`, got `{text}`"
+        message = (
+            f"`score` takes {', '.join(SCORES)} or an expression of the score `s`, got `{text}`"
+        )
         if text in SCORES:
             message = f"`{text}` needs its brackets"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
         bare = f"write `score {text}(…)`" if text in SCORES else None
+        bare = f"write `normalize {text}`" if text in NORMALIZERS else bare
         scope.fail("A317", message, span, help=bare or did_you_mean(text, SCORES))
     name, parameters = node.name, SCORES[node.name]
     require_score(name, node.span, scope)
@@ -201,7 +208,7 @@ def _is_change(node: nodes.Call | nodes.Name, scope: Scope) -> bool:
         return node.name not in (*scope.names, *SCALARS, *POSITIONS, SCORE)
     if node.name in SCORES and isinstance(scope.names.get(node.name), InputRef):
         message = f"`score {node.name}(…)` changes scores, and an input has this name, too"
-        scope.fail("A204", message, node.name_span, help="call the input otherwise")
+        scope.fail("A204", message, node.name_span, help="rename the input")
     return node.name not in (*scope.names, *FUNCTIONS, *SCORE_FUNCTIONS)
 
 
@@ -214,7 +221,7 @@ def _expression(node: nodes.Expression, scope: Scope) -> Score:
         read = {name for each in args for name in symbols(each)}
         if SCORE in read and part.op in ("//", "%", "floor", "ceil", "isqrt", "item"):
             what = "the index of a list" if part.op == "item" else f"`{part.op}`"
-            message = f"{what} needs whole numbers, and the score `{SCORE}` is real"
+            message = f"{what} needs integers, and the score `{SCORE}` is a real number"
             scope.fail("A312", message, node.span)
     across = [name for name in symbols(value) if name.endswith("(q)")]
     if scope.work.cross is not None and across:
@@ -227,8 +234,8 @@ def _argument(name: str, parameter: Parameter, node: nodes.Expression, scope: Sc
     if parameter.least is not None and parameter.most is not None:
         return count(node, scope, what, parameter.least, parameter.most)
     cap = scalar(node, scope, what)
-    if type_of(cap) == "boolean" or (isinstance(cap, int | float) and cap <= 0):
-        scope.fail("A306", f"{what} must be a number above 0", node.span)
+    if type_of(cap) == "boolean":
+        scope.fail("A306", f"{what} must be a number, got a comparison", node.span)
     check_constant(parameter, name, cap, node.span, scope)
     return cap
 
@@ -248,8 +255,7 @@ def _slopes(
     slopes = []
     for item in items:
         if isinstance(item, Symbol | Apply):
-            message = f"`{name}` must be known when the spec is compiled, so it has numbers alone"
-            scope.fail("A315", message, node.span)
+            not_fixed(f"each of `{name}`", item, node.span, scope)
         check_constant(parameter, name, item, node.span, scope)
         slopes.append(float(item))
     return tuple(slopes)
@@ -261,7 +267,8 @@ def _heads(why: str, node: nodes.Expression, scope: Scope, advice: str | None = 
     if heads is None and "heads" in scope.work.broken:
         raise Failed
     if heads is None:
-        scope.fail("A407", f"{why}, so the spec must say `heads N`", node.span, help=advice)
+        message = f"{why}, and the spec does not say how many heads there are"
+        scope.fail("A407", message, node.span, help=advice or "add `heads N`")
     return heads
 
 

@@ -44,11 +44,11 @@ def require_claim(kind: str, span: Span, scope: Scope) -> None:
     """Refuse a claim about what is read through several layers."""
     if scope.work.cross is not None and kind in _CLAIMS:
         _refuse(
-            f"`{kind}` speaks of what positions read through one another, and between two"
-            " sequences no key reads",
+            f"`{kind}` is about what passes from layer to layer within one sequence, and with"
+            " `cross` the keys do not attend",
             span,
             scope,
-            "claim it of the specs of both sequences",
+            "put the claim into the specs of the two sequences",
         )
 
 
@@ -56,15 +56,18 @@ def require_score(name: str, span: Span, scope: Scope) -> None:
     """Refuse a change to scores by distances."""
     if scope.work.cross is not None and name in _DISTANT:
         message = (
-            f"`score {name}` goes by the distance q - k, and positions of two sequences have none"
+            f"`score {name}` uses the distance q - k, and positions of two sequences have none"
         )
         _refuse(message, span, scope)
 
 
 def require_keys(name: str, span: Span, scope: Scope) -> None:
     """Refuse an input that a score reads at the query."""
-    message = f"the input `{name}` belongs to the keys, and here queries are looked up in it"
-    _refuse(message, span, scope)
+    _refuse(_for_queries(name), span, scope, "read it at the key alone")
+
+
+def _for_queries(name: str) -> str:
+    return f"with `cross` an input has values for keys alone, and `{name}` is read for queries here"
 
 
 def require_across(value: Value, span: Span, scope: Scope) -> None:
@@ -73,12 +76,12 @@ def require_across(value: Value, span: Span, scope: Scope) -> None:
         return
     match value:
         case Hybrid():
-            message = "`GRAPH + MECHANISM` has weights for the pairs of one sequence"
+            message = "`GRAPH + MECHANISM` cannot be used with `cross`"
             _refuse(message, span, scope, "give some heads the graph and others the mechanism")
         case Mechanism():
             why = scope.work.mechanisms[value.name].one_sequence
             if why:
-                message = f"`{value.name}` has no form between two sequences: {why}"
+                message = f"`{value.name}` cannot be used with `cross`: {why}"
                 _refuse(message, value.span or span, scope)
         case Leaf() | Compound():
             _require_graph(value, span, scope)
@@ -89,16 +92,15 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
     for leaf in leaves(graph):
         why = patterns[leaf.pattern].not_across(dict(leaf.arguments))
         if why:
-            message = f"there is no `{leaf.pattern}` between two sequences: it {why}"
+            message = f"`{leaf.pattern}` cannot be used with `cross`: it {why}"
             _refuse(message, leaf.span or span, scope)
     for leaf, name, value, sides in sided(graph, patterns):
         read = sorted(_of_keys(value)) if "q" in sides else []
         if read:
-            message = (
-                f"the input `{read[0]}` belongs to the keys, and here queries are looked up in it"
-            )
-            advice = f"`columns({read[0]})` reads the keys that it marks"
-            _refuse(message, leaf.place(name) or span, scope, advice if _marks(value) else None)
+            advice = "read it at the key alone"
+            if _marks(value):
+                advice = f"`columns({read[0]})` reads the keys that it marks"
+            _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)
 
 
 def _of_keys(value: object) -> set[str]:
@@ -114,5 +116,6 @@ def _marks(value: object) -> bool:
 
 
 def _refuse(message: str, span: Span, scope: Scope, advice: str | None = None) -> NoReturn:
-    related = (("queries and keys are two sequences", scope.work.cross),)
+    related = (("here the spec says that queries and keys are two sequences", scope.work.cross),)
+    advice = advice or "remove `cross` if queries and keys are one sequence"
     scope.fail("A420", message, span, related=related, help=advice)

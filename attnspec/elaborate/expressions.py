@@ -26,7 +26,7 @@ from attnspec.graphs.grid import AXES
 from attnspec.graphs.predicates.inputs import reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
-from attnspec.ir.scalars import FUNCTIONS, NEGATED, SCORE, Apply, Scalar, Symbol
+from attnspec.ir.scalars import FUNCTIONS, NEGATED, SCORE, SCORE_FUNCTIONS, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean, nearest
 from attnspec.text.source import Span
 
@@ -35,11 +35,15 @@ T = TypeVar("T")
 _SETS = ("|", "&", "-", "~")
 _ALONE = {
     "|": "`GRAPH + MECHANISM` has exact weights on the graph's pairs, the mechanism's elsewhere",
-    "&": "`causal` before `attend` leaves out later keys, `key_padding_mask` single ones",
-    "+": "heads and layers may have a mechanism of their own each: `head 0 { attend … }`",
+    "&": "the statement `causal` leaves out later keys, `key_padding_mask` single ones",
+    "+": "`columns(T)` makes a graph of a token set; two mechanisms need heads of their own",
+    "-": "a mechanism has no pairs that could be taken away",
 }
 """What to write instead of a mechanism under an operator."""
 
+
+SIZES = "a size is the same for all queries; `where(abs(q - k) <= …)` may differ between them"
+BELOW = "a name is known below its `let`, in the same block; a named graph knows its parameters"
 
 # --- words ---------------------------------------------------------------------------------------
 
@@ -78,7 +82,9 @@ def word(node: nodes.Name, scope: Scope) -> Value:
     if name in module.graphs or name in work.callable or name in work.mechanisms:
         return call(nodes.Call(name, (), span=node.span, name_span=node.span), scope, bare=True)
     if name in POSITIONS:
-        scope.fail("A205", f"`{name}` has a meaning only inside `where(…)`", node.span)
+        whose = "query" if name == "q" else "key"
+        message = f"`{name}`, the position of a {whose}, can stand only inside `where(…)`"
+        scope.fail("A205", message, node.span, help=SIZES)
     if name in FUNCTIONS or name in TOKEN_SETS or name in GRAPH_FUNCTIONS:
         scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
     words = [*scope.names, *SCALARS, "true", "false"]
@@ -94,11 +100,13 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         advice = hint or did_you_mean(name, words)
         if scope.wanted and (hint or advice is None):
             declared = f"declare it: `input {name}: {scope.wanted}`"
-            advice = f"{hint}; or {declared}" if hint else declared
+            advice = declared if hint is None or "input " in hint else f"{hint}; or {declared}"
     if name == QUERIES:
-        counts = "`m` counts queries in a spec that says `cross`"
+        counts = "`m` is the number of queries in a spec with `cross`"
         advice = counts if advice is None else f"{advice}; {counts}"
-    scope.fail("A201", f"`{name}` is not defined", node.span, help=advice)
+    elif name == SCORE or name in SCORE_FUNCTIONS:
+        advice = f"`{name}` has a meaning only in a `score` statement"
+    scope.fail("A201", f"`{name}` is not defined", node.span, help=advice or BELOW)
 
 
 def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
@@ -109,13 +117,13 @@ def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
         raise Failed
     if name in work.pending:
         message = f"`{name}` has no value before the statement `{name} N`"
-        advice = "parameters come first, then `let` and the counts in the order of the text"
+        advice = f"use it below that statement; parameters and `{name}` itself cannot use it"
         scope.fail("A207", message, node.span, help=advice)
     if name == "layers":
         return 1 if work.layers is None else work.layers
     if work.heads is None:
-        message = "`heads` has a value only in a spec that declares it"
-        scope.fail("A207", message, node.span, help="add `heads N` before it")
+        message = "`heads` has no value: the spec does not say how many there are"
+        scope.fail("A207", message, node.span, help="add `heads N` above it")
     return work.heads
 
 
@@ -124,8 +132,8 @@ def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
     """What `q.row` stands for."""
     shown, grid = f"{node.base.name}.{node.attribute}", scope.work.grid
     if not scope.predicate or node.base.name not in POSITIONS:
-        message = "a coordinate such as `q.row` belongs to `q` or `k` inside `where(…)`"
-        scope.fail("A205", message, node.span)
+        message = "a coordinate is that of `q` or `k`, such as `q.row`, inside `where(…)`"
+        scope.fail("A205", message, node.span, help=SIZES)
     if grid is None:
         if "sequence" in scope.work.broken:
             raise Failed
@@ -134,7 +142,8 @@ def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
     names = AXES[len(grid)]
     if node.attribute not in names:
         message = f"a position of this grid has {', '.join(names)}, not `{node.attribute}`"
-        scope.fail("A209", message, node.span, help=did_you_mean(node.attribute, names))
+        advice = did_you_mean(node.attribute, names) or "`grid(T, H, W)` has time, row and col"
+        scope.fail("A209", message, node.span, help=advice)
     return Symbol(shown)
 
 
@@ -146,11 +155,11 @@ def _in_predicates(name: str) -> str | None:
     """What a predicate calls what another language calls otherwise."""
     if name in AXES[3]:
         return (
-            f"on a grid write `q.{name}` or `k.{name}`; of tokens declare `input {name}: numbers`"
-            f" and write `{name}(q)` or `{name}(k)`"
+            f"on a grid write `q.{name}` or `k.{name}`; for other positions declare"
+            f" `input {name}: numbers` and write `{name}(q)` or `{name}(k)`"
         )
     if _POSITION.fullmatch(name):
-        return "in a predicate `q` is the position of the query, `k` that of the key"
+        return "`q` is the position of the query, `k` that of the key; an input is read as `x(k)`"
     return None
 
 
@@ -201,10 +210,10 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
         if operator not in _SETS:
             ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
             joined = "comparisons" if operator in ("and", "or") else "numbers"
-            message = f"`{operator}` stands between {joined}, got {ends}"
+            message = f"`{operator}` joins {joined}, got {ends}"
             advice = "`#` starts a comment" if operator == "//" else None
             if operator in ("+", "*", "and", "or"):
-                advice = "graphs and token sets are combined by `|`, `&` and `-`"
+                advice = "`|`, `&` and `-` join graphs, or token sets, and nothing joins both kinds"
             scope.fail("A312", message, span, help=advice)
     placed = list(zip(operands, (part.span for part in node.operands), strict=True))
     if "graph" not in kinds:
@@ -222,7 +231,7 @@ def _require_read(node: nodes.Chain, operands: Sequence[Value], scope: Scope) ->
     """Refuse an input of which a predicate does not say where it is read."""
     for operand, part in zip(operands, node.operands, strict=True):
         if isinstance(operand, InputRef):
-            message = "a predicate reads an input at the query or the key"
+            message = "`where` reads an input at the query or at the key"
             scope.fail("A310", message, part.span, help=readings(operand))
 
 
@@ -244,22 +253,25 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
         case ("+",), [Leaf() | Compound() as graph, Mechanism() as mechanism]:
             pass
         case _:
-            meant = regrouped(node, operands)
-            kinds = " and ".join(ARTICLES[kind_of(operand)] for operand in operands)
-            message = (
-                "a mechanism stands alone or as `GRAPH + MECHANISM`,"
-                f" got {kinds} with `{node.operators[0]}`"
-            )
-            place, advice = meant or (span, _ALONE.get(node.operators[0]))
-            scope.fail("A701", message, place, help=advice)
+            kinds = [kind_of(operand) for operand in operands]
+            operator = node.operators[0]
+            message = f"a mechanism cannot be joined by `{operator}`, only as `GRAPH + MECHANISM`"
+            if operator == "+":
+                got = ", ".join(ARTICLES[kind] for kind in kinds)
+                message = f"`+` adds one mechanism to one graph, got {got}"
+            advice = _ALONE.get(operator)
+            if kinds.count("mechanism") + kinds.count("hybrid") == 1 and "graph" in kinds:
+                grouped = "hybrid" in kinds or len(kinds) > 2
+                advice = "put the graph into parentheses: `(A | B) + M`" if grouped else advice
+            scope.fail("A701", message, span, help=advice)
     declaration = scope.work.mechanisms[mechanism.name]
     alone = declaration.alone(dict(mechanism.arguments))
     if alone:
         able = sorted(name for name, m in scope.work.mechanisms.items() if m.combines)
-        advice = (
-            None if declaration.combines else f"`GRAPH + MECHANISM` works with {', '.join(able)}"
-        )
-        message = f"`{mechanism.name}` {alone}, so no graph can be added"
+        advice = f"`GRAPH + MECHANISM` works with {', '.join(able)}; or use heads of their own"
+        if declaration.combines:
+            advice = "leave that argument out"
+        message = f"`{mechanism.name}` {alone}, so it cannot be added to a graph"
         scope.fail("A702", message, span, help=advice)
     return Hybrid(graph, mechanism)
 
@@ -270,8 +282,11 @@ def _scalar_chain(node: nodes.Chain, values: Sequence[Scalar], scope: Scope) -> 
     if wanted == "number":
         for operator, place in zip(operators, node.operator_spans, strict=False):
             if operator in ("|", "&", "subset"):
-                message = f"`{operator}` stands between graphs, got numbers"
-                advice = {"|": "write `or`", "&": "write `and`"}.get(operator)
+                message = f"`{operator}` joins graphs, got numbers or comparisons"
+                words = {"|": "or", "&": "and"}
+                advice = (
+                    f"write `{words[operator]}` to join comparisons" if operator in words else None
+                )
                 scope.fail("A312", message, place, help=advice)
         if first in ("==", "!=") and type_of(values[0]) == "boolean":
             wanted = "boolean"
@@ -302,100 +317,8 @@ def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
         case nodes.Members(items):
             op = "one_of"
         case _:
-            message = "after `in` stands a range `a..b` or a set `{1, 2, 4}`"
+            message = "`in` needs a range `a..b` or a set `{1, 2, 4}` after it"
             word = where.name if isinstance(where, nodes.Call) else ""
             advice = f"`columns({word}(…))` is the graph" if word in TOKEN_SETS else None
             scope.fail("A311", message, where.span, help=advice)
     return terms.folded(Apply(op, (value, *each(items, one))), node.span, scope)
-
-
-# --- graphs and mechanisms without parentheses ----------------------------------------------------
-
-
-def regrouped(node: nodes.Chain, operands: Sequence[Value]) -> tuple[Span, str] | None:
-    """`(A | B) + M` for the operands of `A | B + M` and its like: the words that should be in
-    parentheses, or stand in their way, and how to write it; None where it is not plain that one
-    graph and one mechanism are meant."""
-    others = [place for place, operand in enumerate(operands) if kind_of(operand) != "graph"]
-    if len(others) != 1:
-        return None
-    (at,) = others
-    match operands[at]:
-        case Hybrid(_, called):
-            hybrid = _of_hybrid(node, at, called)
-        case Mechanism():
-            hybrid = _of_mechanism(node, at)
-        case _:
-            return None
-    if hybrid is None:
-        return None
-    graphs, operators, mechanism = hybrid
-    if len(graphs) < 2:
-        return None
-    # between graphs `+` is `|`
-    words = _text(graphs[0])
-    for operator, graph in zip(operators, graphs[1:], strict=True):
-        words += f" {operator.replace('+', '|')} {_text(graph)}"
-    return (
-        _marked(graphs, mechanism),
-        f"`+` binds before `|` and `&`: write `({words}) + {_text(mechanism)}`"
-        if set(operators) <= {"|", "&"}
-        else f"the graph needs parentheses: write `({words}) + {_text(mechanism)}`",
-    )
-
-
-Parts = tuple[list[Span], list[str], Span]
-"""The graphs, the operators between them, and the mechanism."""
-
-
-def _of_hybrid(node: nodes.Chain, at: int, mechanism: Mechanism) -> Parts | None:
-    """`A | B + M`: the operand at a place is a graph with a mechanism."""
-    inner = node.operands[at]
-    if not isinstance(inner, nodes.Chain) or set(node.operators) - {"|", "&"}:
-        return None
-    called = [_holds(part.span, mechanism.span) for part in inner.operands]
-    if called not in ([True, False], [False, True]):
-        # a name stands for it
-        return None
-    graphs = [_outer(operand) for operand in node.operands]
-    graphs[at] = _outer(inner.operands[called.index(False)])
-    return graphs, list(node.operators), inner.operands[called.index(True)].span
-
-
-def _outer(node: nodes.Expression) -> Span:
-    """Where an operand stands, with the parentheses around it."""
-    span = node.span
-    before, after = span.source.text[: span.start].rstrip(), span.source.text[span.end :]
-    if not isinstance(node, nodes.Chain) or not before.endswith("("):
-        return span
-    closing = span.end + len(after) - len(after.lstrip())
-    return Span(span.source, len(before) - 1, closing + 1) if after.lstrip()[:1] == ")" else span
-
-
-def _text(span: Span) -> str:
-    """The words of a span on one line."""
-    return " ".join(span.text.split())
-
-
-def _holds(span: Span, inner: Span | None) -> bool:
-    if inner is None or inner.source is not span.source:
-        return False
-    return span.start <= inner.start and inner.end <= span.end
-
-
-def _of_mechanism(node: nodes.Chain, at: int) -> Parts | None:
-    """`A - B + M` or `M + A - B`: the operand at a place is a mechanism."""
-    beside = at - 1 if at else 0
-    if node.operators[beside] != "+" or set(node.operators) - {"+", "-"}:
-        return None
-    graphs = [_outer(operand) for place, operand in enumerate(node.operands) if place != at]
-    operators = [operator for place, operator in enumerate(node.operators) if place != beside]
-    return graphs, operators, node.operands[at].span
-
-
-def _marked(graphs: Sequence[Span], mechanism: Span) -> Span:
-    """The graphs as one stretch of text, or where the mechanism parts them, the mechanism."""
-    start, end = graphs[0].start, graphs[-1].end
-    if start < mechanism.start < end:
-        return mechanism
-    return Span(mechanism.source, start, end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnspec.elaborate.names import NORMALIZERS, SCORES
 from attnspec.elaborate.scope import Scope
+from attnspec.grammar.syntax_errors import ROPE
 
 SYSTEMS = frozenset(
     "based bigbird blockbert deepspeed gemma2 gemma3 linear_transformer longformer longlora longt5"
@@ -13,17 +14,17 @@ SYSTEMS = frozenset(
 """Systems of which `attnspec zoo` has a spec, by the first words of its name."""
 
 _MEANT = {
-    "cls": "a token is meant by its position: `first(1)` is the first one, `global(first(1))`",
-    "document": "labels come at run time: `input document: ids`, then `same(document)`",
+    "cls": "a token set is made of positions, as in `global(first(1))` for the first one",
+    "document": "labels come with a call: declare `input document: ids`, write `same(document)`",
     "extra": "extra tokens stand before the sequence: `first(c)` are the first c positions",
-    "relative": "a learned number for each distance is the statement `score bias()`",
-    "tree": "`attnspec zoo tree_decoding` and `attnspec zoo tree_heap` are masks of trees",
-    "sink": "`columns(first(c))` are the pairs whose key is one of the first c positions",
-    "rope": "positions are rotated in q and k before the call; no pair depends on it",
+    "relative": "`score bias()` beside `attend` adds a learned number for each distance",
+    "tree": "these are whole specs: `attnspec zoo tree_decoding`, `attnspec zoo tree_heap`",
+    "sink": "`columns(first(c))` lets every query read the first c positions",
+    "rope": ROPE,
     "dropout": "a call takes it: `module(q, k, v, dropout_p = 0.1)`",
     "mask": "`where(…)` takes a predicate of q and k",
     "padding": "a call takes it: `module(q, k, v, key_padding_mask = …)`",
-    "flash": "how a graph runs is chosen by the planner; `attend full` reads every key",
+    "flash": "the backend is chosen by `compile(backend=…)`; `attend full` reads every key",
 }
 _ALIASES = {
     **dict.fromkeys(("cls_token", "class_token", "bos"), "cls"),
@@ -50,14 +51,12 @@ def meant(name: str, scope: Scope) -> str | None:
     the language, stands; None for other words."""
     low = name.lower()
     if low in SCORES:
-        return f"it changes scores, not pairs: the statement `score {low}(…)` beside `attend`"
+        return f"write the statement `score {low}(…)` beside `attend`; it changes scores, not pairs"
     if low in NORMALIZERS:
-        return f"it normalises scores: the statement `normalize {low}` beside `attend`"
+        return f"write the statement `normalize {low}` beside `attend`; it normalises scores"
     sentence = _MEANT.get(_ALIASES.get(low, low))
     if sentence is None and name in scope.module.attentions:
-        sentence = (
-            f"`{name}` is an attention: `graph {name}(…) = …` names a graph for others to use"
-        )
+        sentence = f"`{name}` is an attention; what others can use is a `graph {name}(…) = …`"
     if sentence is None and low in SYSTEMS:
-        sentence = f"a system is a whole spec: `attnspec zoo` has some, by names like `{low}`"
+        sentence = f"`attnspec zoo` lists whole specs, with `{low}` at the start of a name"
     return sentence

@@ -123,13 +123,15 @@ def resolve(
         for other in sorted({*table[cells].flat}) if clashes < LIMITS.clashes else []:
             if other >= 0 and rulings[other].where.depth == ruling.where.depth:
                 row, column = np.argwhere(table[cells] == other)[0]
+                slot = [f"layer {rows[row]}"] * (layers > 1)
+                slot += [f"head {columns[column]}"] * (heads > 1)
+                first = "join them by `|`" if what == "attend" else "remove one"
                 collector.add(
                     "A404",
-                    f"two `{what}` apply to layer {rows[row]}, head {columns[column]},"
-                    " and neither is nested in the other",
+                    f"two `{what}` apply to {', '.join(slot) or 'the same heads'}",
                     ruling.span,
                     related=(("the other one stands here", rulings[other].span),),
-                    help="remove one, or give them different layers or heads",
+                    help=f"{first}, or put one into a `layer` or `head` block: the innermost wins",
                 )
                 clashes += 1
         table[cells] = number
@@ -149,8 +151,8 @@ def _require_covered(
         which = [] if work.layers is None else [f"layer {ranges(layers)}"]
         which += [] if work.heads is None else [f"head {heads_text}"]
         where = f" in {', '.join(which)}" if which else ""
-        help = "add an `attend` that covers it"
-        work.collector.add("A408", f"nothing is attended{where}", attention.name_span, help=help)
+        help = "add an `attend` there, or one for all outside the blocks" if which else "add one"
+        work.collector.add("A408", f"there is no `attend`{where}", attention.name_span, help=help)
 
 
 # --- what a head does ----------------------------------------------------------------------------
@@ -174,21 +176,22 @@ def _attend(
     """What one head does by the statements that rule it, with layer and head filled in as far as
     it reads them; `where` names the first that does so."""
     graph, mechanism = ruling.value
-    factor = None if scale is None else scale.value
+    factor, span = None if scale is None else scale.value, ruling.span
     try:
         if graph is not None and place:
             spend(work.weights.of(graph).size + CALL, ruling.span, work)
             graph = substitute(graph, dict(place))
             for leaf in leaves(graph):
                 _check(leaf, where, work)
-        if factor is not None:
+        if factor is not None and scale is not None:
+            span = scale.span
             factor = fold(factor, dict(place))
     except ScalarError as error:
         diagnostics = work.collector.diagnostics
-        if not any(one.code == "A308" and one.span == ruling.span for one in diagnostics):
+        if not any(one.code == "A308" and one.span == span for one in diagnostics):
             # once, for the first layer and head
-            message = f"an expression has no value at {where}: {error}"
-            work.collector.add("A308", message, ruling.span)
+            message = f"a number here has no value in {where}: {error}"
+            work.collector.add("A308", message, span)
     if graph is not None:
         _check_governed(graph, work, scale)
     changes = () if scores is None else scores.value
@@ -216,21 +219,19 @@ def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> No
     first, name = governed[0], governed[0].pattern
     related = (("the hash", first.span),) if first.span else ()
     if scale is not None:
-        message = f"`{name}` says by its own `scale` what scores are multiplied by"
-        work.collector.add("A708", message, scale.span, related=related)
+        message = f"`{name}` has an argument `scale`, so the statement `scale` cannot be used"
+        advice = f"remove it; `{name}(scale = unit)` takes scores as they are"
+        work.collector.add("A708", message, scale.span, related=related, help=advice)
     mean = [leaf for leaf in governed if dict(leaf.arguments)["combine"] == "mean"]
     if len(mean) > 1:
-        message = (
-            f"the outputs of rounds are averaged for all that is attended, so of one `{name}` alone"
-        )
-        work.collector.add("A708", message, mean[1].place("combine"))
+        message = f"`combine = mean` averages the rounds of one `{name}`, and there are several"
+        advice = "write `combine = union`, or give each heads of its own"
+        work.collector.add("A708", message, mean[1].place("combine"), help=advice)
     related = (("the other one", first.span),) if first.span else ()
     for argument in work.patterns[name].governs:  # type: ignore[attr-defined]
         for other in governed[1:]:
             if dict(other.arguments)[argument] != dict(first.arguments)[argument]:
-                message = (
-                    f"`{argument}` holds for all that is attended, and another `{name}` differs"
-                )
+                message = f"all `{name}` of one `attend` must have the same `{argument}`"
                 work.collector.add("A708", message, other.place(argument), related=related)
 
 
@@ -242,12 +243,13 @@ def _check(leaf: Leaf, where: str, work: Work) -> None:
         if isinstance(value, int | float):
             wrong = check_value(entry.metadata["parameter"], entry.name, value)
             if wrong:
-                work.collector.add("A306", f"{wrong} at {where}", leaf.place(entry.name))
+                work.collector.add("A306", f"{wrong} in {where}", leaf.place(entry.name))
 
 
 def _misplaced(mechanism: Mechanism, work: Work, message: str, span: Span | None) -> None:
     related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
-    work.collector.add("A705", message, span or mechanism.span, related=related)
+    advice = "move it into a block of heads with a graph alone, or remove it"
+    work.collector.add("A705", message, span or mechanism.span, related=related, help=advice)
 
 
 def _check_beside(
@@ -258,14 +260,14 @@ def _check_beside(
     normal: Ruling[str] | None,
 ) -> None:
     """What changes the scores of a graph has no meaning for a mechanism."""
-    without = f"changes the scores of a graph; `{mechanism.name}` has none"
+    without = f"changes the scores of pairs, and `{mechanism.name}` computes none"
     if alone and scores:
         _misplaced(mechanism, work, f"`score` {without}", scores[0].span)
     elif alone and normal is not None:
         _misplaced(mechanism, work, f"`normalize` {without}", normal.span)
     elif normal is not None and normal.value != "softmax":
         message = (
-            f"beside `{mechanism.name}` the weights of a graph are those of a softmax,"
+            f"a graph that is added to `{mechanism.name}` has the weights of a softmax,"
             f" not of `normalize {normal.value}`"
         )
         _misplaced(mechanism, work, message, normal.span)
@@ -280,5 +282,8 @@ def _check_scale(
         message = f"the formula of `{mechanism.name}` takes no `scale`"
         _misplaced(mechanism, work, message, span)
     elif takes and isinstance(factor, int | float) and factor <= 0:
-        message = f"`{mechanism.name}` takes the root of `scale`, which is {factor:g}"
+        message = (
+            f"`{mechanism.name}` takes the square root of `scale`, which must be above 0, got"
+            f" {factor:g}"
+        )
         _misplaced(mechanism, work, message, span)

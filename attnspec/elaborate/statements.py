@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from attnspec.elaborate import terms
 from attnspec.elaborate.arguments import check_constant, values_of
 from attnspec.elaborate.clauses import claims_of, normalizer_of, score_of
 from attnspec.elaborate.cross import require_across, require_one_sequence
@@ -109,8 +110,9 @@ class Statements:
                 self._setting(statement, scope, where)
             case nodes.Input() | nodes.Require() | nodes.Setting() if not top:
                 word = getattr(statement, "keyword", type(statement).__name__.lower())
-                message = f"`{word}` is about the whole attention and cannot stand inside a scope"
-                scope.fail("A405", message, statement.span)
+                message = f"`{word}` is about the whole attention, not about some layers or heads"
+                advice = "move it out of the `layer` and `head` blocks"
+                scope.fail("A405", message, statement.span, help=advice)
 
     # --- names ---------------------------------------------------------------------------------
 
@@ -120,8 +122,8 @@ class Statements:
             message = f"`{name}` is a word of the language and cannot be a name"
             scope.fail("A204", message, span)
         if name == QUERIES and scope.work.cross is not None:
-            message = f"`{name}` is the number of queries here and cannot be another name"
-            scope.fail("A204", message, span, related=(("said here", scope.work.cross),))
+            message = f"`{name}` is the number of queries in a spec with `cross`: use another name"
+            scope.fail("A204", message, span, related=(("`cross` stands here", scope.work.cross),))
         if name in self.places:
             # which of the two is meant is not known: what uses the name says nothing more
             scope.names[name] = None
@@ -153,8 +155,9 @@ class Statements:
         sizes: dict[str, int] = {}
         for argument in statement.arguments:
             if argument.name is None or argument.name not in takes or sizes:
-                message = "an input takes `at_most`, for `tokens`, or `size`, for `choices` and"
-                scope.fail("A302", f"{message} `scores`, and that only once", argument.span)
+                allowed = " and ".join(f"`{name} = …`, once" for name in takes) or "no arguments"
+                message = f"an input of kind `{kind}` takes {allowed}"
+                scope.fail("A302", message, argument.span)
             name, least = argument.name, takes[argument.name].least or 0
             sizes[name] = count(argument.value, scope, f"`{name}`", least, 2**31 - 1)
         self.define(statement.name, statement.name_span, scope, InputRef(statement.name, kind))
@@ -165,8 +168,8 @@ class Statements:
     def _top(self, statement: nodes.Setting, scope: Scope) -> None:
         keyword, value, work = statement.keyword, statement.value, scope.work
         if keyword in self.said:
-            first = ("first said here", self.said[keyword])
-            scope.fail("A406", f"`{keyword}` is said twice", statement.span, related=(first,))
+            first = ("the first stands here", self.said[keyword])
+            scope.fail("A406", f"`{keyword}` stands twice", statement.span, related=(first,))
         self.said[keyword] = statement.keyword_span
         if keyword != "cross" and work.cross is not None:
             require_one_sequence(statement, scope)
@@ -188,23 +191,23 @@ class Statements:
     def _enter(self, block: nodes.Scope, scope: Scope, where: Where) -> None:
         kind, work = block.kind, scope.work
         if where.depth >= LIMITS.scopes:
-            message = f"scopes may be nested at most {LIMITS.scopes} deep"
+            message = f"blocks may be nested at most {LIMITS.scopes} deep"
             scope.fail("A197", message, block.span)
         if f"{kind}s" in work.broken:
             raise Failed
         many = work.layers if kind == "layer" else work.heads
         if many is None:
-            message = f"`{kind}` needs a spec that says how many {kind}s there are"
+            message = f"`{kind}` needs to know how many {kind}s there are"
             scope.fail("A401", message, block.items_span, help=f"add `{kind}s N`")
         chosen = _chosen(block, scope, many)
         if not chosen:
-            message = f"this scope covers no {kind}: `{kind}s {many}` has no odd number"
+            message = f"this block covers no {kind}: with `{kind}s 1` there is only {kind} 0"
             scope.fail("A403", message, block.items_span)
         layers = where.layers & chosen if kind == "layer" else where.layers
         heads = where.heads & chosen if kind == "head" else where.heads
         if not layers or not heads:
-            message = f"this scope covers no {kind}, because a scope around it leaves them out"
-            scope.fail("A403", message, block.items_span)
+            message = f"this block covers no {kind}: the block around it is about others"
+            scope.fail("A403", message, block.items_span, help="move it out of that block")
         before = dict(self.places)
         inner = Where(layers, heads, where.depth + 1, block.span)
         self._scope(block.body, scope.child(), inner, top=False)
@@ -231,17 +234,16 @@ class Statements:
 
 def _grid(value: nodes.Expression, scope: Scope) -> tuple[Scalar, ...]:
     if not isinstance(value, nodes.Call) or value.name != "grid":
-        message = "a sequence is `grid(H, W)` or `grid(T, H, W)`"
-        scope.fail("A316", message, value.span, help="without `sequence` positions form a line")
+        message = "`sequence` takes `grid(H, W)` or `grid(T, H, W)`"
+        scope.fail("A316", message, value.span, help="positions on a line need no `sequence`")
     if len(value.arguments) not in (2, 3) or any(a.name for a in value.arguments):
-        scope.fail(
-            "A316", "a grid is `grid(H, W)` or `grid(T, H, W)`, numbers without names", value.span
-        )
+        message = "a grid is `grid(H, W)` or `grid(T, H, W)`, two or three sizes without names"
+        scope.fail("A316", message, value.span)
 
     def extent(argument: nodes.Argument) -> Scalar:
-        length = integer(argument.value, scope, "an extent")
+        length = integer(argument.value, scope, "a size of the grid")
         if isinstance(length, int) and not 1 <= length < 2**31:
-            message = f"an extent must be at least 1 and below 2**31, got {length}"
+            message = f"a size of the grid must be between 1 and 2**31 - 1, got {length}"
             scope.fail("A306", message, argument.value.span)
         return length
 
@@ -266,7 +268,7 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         if not 0 <= value < count:
             message = f"a {kind} must be between 0 and {count - 1}, got {value}"
             note = f"the spec says `{kind}s {count}`; they count from 0"
-            last = f"`{kind} {count + value}` is the one that {value} names from the end"
+            last = f"counted from the end, {value} is `{kind} {count + value}`"
             advice = last if -count <= value < 0 else None
             scope.fail("A402", message, node.span, notes=(note,), help=advice)
         return value
@@ -282,14 +284,14 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
             sets = f"`0`, `0..5`, `0, 2`, `even`, `odd`, `every(3)` and `all` name {kind}s"
             advice = did_you_mean(bare, words) or f"{sets}; `{kind}` is its number in a size"
             if bare in _REST:
-                advice = f"an `attend` outside of the blocks is for the {kind}s that have none"
+                advice = f"an `attend` outside the blocks is for all {kind}s without their own"
             scope.fail("A201", f"`{bare}` is not defined", item.span, help=advice)
         if meant := meant_as_range(item):
             scope.fail("A307", f"a {kind} is a number, not arithmetic", item.span, help=meant)
         ends = (item.first, item.last) if isinstance(item, nodes.Range) else (item, item)
         low, high = (index(end) for end in ends)
         if low > high:
-            scope.fail("A307", f"the range {low}..{high} is empty", item.span)
+            terms.empty_range(low, high, item.span, scope)
         return frozenset(range(low, high + 1))
 
     return frozenset().union(*each(block.items, one))
@@ -302,14 +304,12 @@ def _every(node: nodes.Call, kind: str, scope: Scope, count: int) -> frozenset[i
         scope.fail("A303", "`every` needs its `step`: `every(3)`", node.span)
     for name, value in settings.items():
         if not isinstance(value, int):
-            message = f"a {kind} must be known when the spec is compiled, `{name}` reads a symbol"
-            scope.fail("A315", message, spans[name])
+            terms.not_fixed(f"`{name}`", value, spans[name], scope)
     layers = frozenset(range(settings.get("offset", 0), count, settings["step"]))  # type: ignore[arg-type]
     if not layers:
-        message = (
-            f"`every` from {settings['offset']} on names no {kind}: the spec says `{kind}s {count}`"
-        )
-        scope.fail("A403", message, node.span, notes=("they count from 0",))
+        first = settings["offset"]
+        message = f"`every` starts at {kind} {first}, and the last {kind} is {count - 1}"
+        scope.fail("A403", message, node.span)
     return layers
 
 
@@ -321,6 +321,8 @@ def meant_as_range(item: nodes.Expression) -> str | None:
     if len(numbers) < 2:
         return None
     low, high = numbers
+    if item.operators == ("+",):
+        return f"write `{low + high}`, or `{low}, {high}` for both"
     return f"write `{low}..{high}` for a range, `{low}, {high}` for both"
 
 
@@ -348,14 +350,18 @@ def _require_alone(graph: Term, span: Span, scope: Scope, beside: bool = False) 
             continue
         why, place = pattern.alone(dict(leaf.arguments)), leaf.span or span
         if why and (beside or leaf is not graph):
-            scope.fail("A703", f"`{leaf.pattern}` {why}, and stands alone", place)
+            message = f"`{leaf.pattern}` {why}, so it must stand alone"
+            scope.fail("A703", message, place, help="give it heads of its own")
         if why and scope.work.causal is not None:
             related = (("the spec is causal", scope.work.causal),)
-            message = f"`{leaf.pattern}` {why}, and has no causal form"
+            message = f"`{leaf.pattern}` {why}, so it cannot be causal"
             scope.fail("A704", message, place, related=related)
         if beside and not pattern.beside(dict(leaf.arguments)):
-            message = f"`{leaf.pattern}` changes the weights of its pairs, not pairs alone"
-            advice = "beside a mechanism stands a graph with the weights of a softmax"
+            message = (
+                f"`{leaf.pattern}` changes the weights of its pairs, and a graph that is added to a"
+                " mechanism has those of a softmax"
+            )
+            advice = "use a graph that only chooses pairs, such as `topk`"
             scope.fail("A703", message, place, help=advice)
 
 
@@ -365,8 +371,10 @@ def _require_form(mechanism: Mechanism, scope: Scope) -> None:
     if causal is not None and not declaration.causal:
         message = f"`{mechanism.name}` has no causal form: {declaration.why_not_causal}"
         related = (("the spec is causal", causal),)
-        scope.fail("A704", message, mechanism.span, related=related)
+        able = ", ".join(sorted(name for name, m in scope.work.mechanisms.items() if m.causal))
+        advice = f"these have one: {able}"
+        scope.fail("A704", message, mechanism.span, related=related, help=advice)
     why = declaration.only_causal(dict(mechanism.arguments))
     if causal is None and why:
-        message = f"`{mechanism.name}` has the causal form alone here: {why}"
-        scope.fail("A704", message, mechanism.span, help="write `causal`")
+        message = f"`{mechanism.name}` works only in a causal spec: {why}"
+        scope.fail("A704", message, mechanism.span, help="add the statement `causal`")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import NoReturn
 
 from attnspec.elaborate.names import ARTICLES, INPUTS, Kind, Value, kind_of, type_of
 from attnspec.elaborate.scope import Scope, Work, meaning
 from attnspec.grammar import nodes
-from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.relation import DataDependent, chosen_text
 from attnspec.ir.program import (
     ArgumentValue,
     Compound,
@@ -18,7 +20,7 @@ from attnspec.ir.program import (
     TokenTerm,
     leaves,
 )
-from attnspec.ir.scalars import LARGEST, Apply, Scalar, ScalarError, Symbol, fold
+from attnspec.ir.scalars import LARGEST, SCORE, Apply, Scalar, ScalarError, Symbol, fold, symbols
 from attnspec.limits import LIMITS
 from attnspec.text.source import Span
 
@@ -41,6 +43,8 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
         advice = "`global(T)`, `columns(T)` and `rows(T)` make graphs of token sets"
     elif kind == "graph" and got == "mechanism":
         advice = "a mechanism stands alone or as `GRAPH + MECHANISM`"
+    elif kind == "graph" and got == "scalar":
+        advice = "`full` and `window(radius = 3)` are graphs"
     elif kind == "tokens" and got in ("scalar", "list"):
         advice = "`first(c)`, `last(c)`, `every(step)` and `positions(0, 5)` are token sets"
     subject = f"{what} must be {ARTICLES[kind]}" if what else f"{ARTICLES[kind]} is needed here"
@@ -66,7 +70,12 @@ def integer(node: nodes.Expression, scope: Scope, what: str) -> Scalar:
     kind = type_of(value)
     if kind != "integer":
         shown = str(value) if isinstance(value, float) else f"a {kind}"
-        advice = "`//` divides and rounds down, `floor(…)` rounds" if kind == "real" else None
+        advice = "`a // b` and `floor(a / b)` round down to an integer" if kind == "real" else None
+        if isinstance(value, float):
+            around = dict.fromkeys((math.floor(value), math.ceil(value)))
+            advice = f"write {' or '.join(f'`{number}`' for number in around)}"
+        elif SCORE in symbols(value):
+            advice = f"the score `{SCORE}` is a real number, of which none is made an integer"
         scope.fail("A305", f"{what} must be an integer, got {shown}", node.span, help=advice)
     return value
 
@@ -75,9 +84,21 @@ def known(node: nodes.Expression, scope: Scope, what: str) -> int:
     """An integer that does not depend on n."""
     value = integer(node, scope, what)
     if not isinstance(value, int):
-        message = f"{what} must be known when the spec is compiled, so it cannot use n"
-        scope.fail("A315", message, node.span)
+        not_fixed(what, value, node.span, scope)
     return value
+
+
+def not_fixed(what: str, value: ArgumentValue, span: Span, scope: Scope) -> NoReturn:
+    """Fail because something depends on what only a call knows."""
+    names = ", ".join(f"`{name}`" for name in sorted(symbols(value)))  # type: ignore[arg-type]
+    advice = "`n`, the length of the sequence, is known only in a call" if "`n`" in names else None
+    scope.fail("A315", f"{what} must be a fixed number, without {names}", span, help=advice)
+
+
+def empty_range(low: int, high: int, span: Span, scope: Scope) -> NoReturn:
+    """Fail because a range has its ends in the wrong order."""
+    advice = f"the lower end comes first: `{high}..{low}`"
+    scope.fail("A307", f"the range {low}..{high} is empty", span, help=advice)
 
 
 def count(node: nodes.Expression, scope: Scope, what: str, least: int, most: int) -> int:
@@ -117,7 +138,7 @@ def typed(value: Scalar, wanted: str, operator: str, span: Span, scope: Scope) -
     if is_boolean != (wanted == "boolean"):
         kind = "a comparison" if is_boolean else "a number"
         needed = "comparisons" if wanted == "boolean" else "numbers"
-        scope.fail("A314", f"`{operator}` works on {needed}, got {kind}", span)
+        scope.fail("A314", f"`{operator}` needs {needed} here, got {kind}", span)
 
 
 def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool = False) -> None:
@@ -125,8 +146,8 @@ def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool 
     for leaf in leaves(term):
         pattern = scope.work.patterns[leaf.pattern]
         if issubclass(pattern, DataDependent) and not (by_inputs and pattern.by_inputs):
-            message = f"`{leaf.pattern}` is data-dependent and cannot stand {where}"
-            scope.fail("A703", message, span)
+            message = f"{chosen_text(leaf.pattern)}, so it cannot stand {where}"
+            scope.fail("A703", message, span, help="use a graph of fixed pairs there")
 
 
 # --- what is built -------------------------------------------------------------------------------
@@ -140,7 +161,9 @@ def folded(value: Scalar, span: Span | None, scope: Scope) -> Scalar:
         except ScalarError as error:
             scope.fail("A308", f"this expression has no value: {error}", span)
     if isinstance(value, int) and abs(value) > LARGEST:
-        scope.fail("A308", "this expression has no value: a number above 2**62", span)
+        scope.fail(
+            "A308", "this expression has no value: a result above 2**62, the largest integer", span
+        )
     _limit(value, LIMITS.operations, "operations of one expression", span, scope)
     return value
 

@@ -205,6 +205,8 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
         return None
     else:
         return None
+    if parameter.above is not None and not value > parameter.above:
+        return f"`{name}` must be above {parameter.above}, got {_shown(value)}"
     if parameter.least is not None and value < parameter.least:
         return f"`{name}` must be at least {parameter.least}, got {_shown(value)}"
     if parameter.most is not None and value > parameter.most:
@@ -220,8 +222,8 @@ def beyond_formulas(name: str, value: float) -> str | None:
     """What is wrong with a number that a formula computes with, in words, or None."""
     if value and not 2.0**-100 <= abs(value) <= 2.0**100:
         return (
-            f"`{name}` must be 0 or lie between 2**-100 and 2**100 in absolute value,"
-            f" got {value:g}: products with it are more than float32 holds"
+            f"`{name}`, where it is not 0, must be between 2**-100 and 2**100 in size, got"
+            f" {value:g}: float32 does not hold products with it"
         )
     return None
 
@@ -258,7 +260,7 @@ def _bind_listed(term: Tokens, at: Situation, span: Span | None) -> TokenSet:
     values = []
     for index, scalar in enumerate(term.values):
         name = names[index] if names else "position"
-        value = integer_of(scalar, at, f"{term.kind}: {name}", span)
+        value = integer_of(scalar, at, f"{name}` of `{term.kind}", span)
         least = 1 if name == "step" else 0
         if at.fault(_AT_LEAST[least], name, value):
             raise BindError(
@@ -392,7 +394,7 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
 def _one_length(program: Program) -> str:
     """The way out where a grid has one size."""
     n = program.fixed_length
-    return "" if n is None else f": its one length is {n}, which commands take without -n"
+    return "" if n is None else f": write n = {n}, or on the command line no `-n`"
 
 
 def situation_of(

@@ -326,6 +326,11 @@ TYPICAL = 1024
 """Keys that a query is taken to read where nothing tells how many."""
 
 
+def chosen_text(pattern: str) -> str:
+    """Why the pairs of a data-dependent pattern are not known."""
+    return f"the pairs of `{pattern}` are chosen in each call, from its tensors"
+
+
 class DataDependent(Relation):
     """A graph that tensors decide: its pairs exist only when a module runs, and until then it
     stands in for the choice that is made there."""
@@ -430,14 +435,11 @@ class DataDependent(Relation):
 
     data_dependent: ClassVar[bool] = True
     changes: ClassVar[Changing | None] = Changing(
-        "is decided by queries and keys", "a graph of positions alone is known at every length"
+        "has pairs that are chosen in each call", "use a graph of positions alone"
     )
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        raise RelationError(
-            f"the pairs of `{self.name}` are decided by the tensors of a call:"
-            " `module.pairs(q, k)` gives them"
-        )
+        raise RelationError(f"{chosen_text(self.name)}: `module.pairs(q, k)` gives them")
 
 
 def phase_of(relation: Relation, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:

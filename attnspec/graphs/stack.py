@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from attnspec.graphs.bind import Situation, bind_attended, extents_of, located, situation_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import READ
-from attnspec.graphs.relation import DataDependent, Relation, probes
+from attnspec.graphs.relation import DataDependent, Relation, chosen_text, probes
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import index_of, length_of, of_head, sampled
 from attnspec.ir.parameters import RelationError
@@ -45,9 +45,10 @@ class TooMuch(AttnSpecError):
 
 def require_supported(n: int, graphs: int = 0) -> None:
     """Raises TooMuch for a length, or a number of different graphs, above what is supported."""
-    for what, count, most in (("n", n, LIMITS.positions), ("graphs", graphs, LIMITS.graphs)):
-        if count > most:
-            raise TooMuch(f"this analysis supports {what} <= {most:,}, got {what} = {count:,}")
+    if n > LIMITS.positions:
+        raise TooMuch(f"this analysis supports n <= {LIMITS.positions:,}, got n = {n:,}")
+    if graphs > LIMITS.graphs:
+        raise TooMuch(f"its layers and heads have more than {LIMITS.graphs:,} different graphs")
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,13 @@ def asks_for(term: Term) -> set[str]:
         for entry in fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
     }
     return {"layer", "head"} & (asked | symbols_of(term))
+
+
+def unread_text(names: Collection[str]) -> str:
+    """Why pairs that depend on inputs are not known, "" where no names are given."""
+    listed = ", ".join(f"`{name}`" for name in sorted(names))
+    which = "input" if len(names) == 1 else "inputs"
+    return listed and f"its pairs depend on the {which} {listed}, known only in a call"
 
 
 def patterns_in(graph: Term | None) -> int:
@@ -149,14 +157,15 @@ class Stack:
         slots = {self.program.slots[layer][head] for layer, head in self.known}
         for index, attend in enumerate(self.program.attends):
             if attend.mechanism is not None:
-                return f"`{attend.mechanism.name}` is a mechanism"
+                return f"`{attend.mechanism.name}` is a mechanism, which has no pairs"
             if attend.graph is None or index in slots:
                 continue
-            if inputs_of(attend.graph) - set(self.inputs or ()):
-                return "its pairs depend on run-time inputs"
+            unread = unread_text(inputs_of(attend.graph) - set(self.inputs or ()))
+            if unread:
+                return unread
             for leaf in leaves(attend.graph):
                 if self.decides_later(leaf):
-                    return f"`{leaf.pattern}` is data-dependent"
+                    return chosen_text(leaf.pattern)
         return None
 
     def queries(self, n: int) -> slice:
@@ -194,7 +203,7 @@ class Stack:
                 raise SpecError(
                     Diagnostic(
                         "A706",
-                        f"the pairs of `{leaf.pattern}` are decided by the tensors of a call",
+                        chosen_text(leaf.pattern),
                         leaf.span,
                         help="`module.pairs(q, k)` of the compiled module gives them",
                     )

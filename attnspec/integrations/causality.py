@@ -31,10 +31,10 @@ def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     attends = [program.attend(layer, head) for head in range(program.heads or 1)]
     graphs = [attend.graph for attend in attends if attend.mechanism is None and attend.graph]
     if len(graphs) < len(attends):
-        return leaks(program, "a mechanism reads every position")
+        return leaks(program, "its mechanism reads every position")
     for graph in graphs:
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
-            return leaks(program, "its pairs are data-dependent")
+            return leaks(program, "its pairs are chosen in each call")
     for work, _ in works_of(program, layer, heads, n_q, n):
         if work.reads:
             return leaks(program, f"its pairs depend on the input `{work.reads[0]}`")
@@ -83,9 +83,9 @@ def require_rows_done(
             continue
         seen.add(attend)
         if attend.graph is None or attend.mechanism is not None:
-            raise _unfinished(program, "a mechanism reads every position")
+            raise _unfinished(program, "its mechanism reads every position")
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(attend.graph)):
-            raise _unfinished(program, "its pairs are data-dependent")
+            raise _unfinished(program, "its pairs are chosen in each call")
         of_samples = [x for x in (*inputs.values(), padding) if x is not None]
         for sample in range(max(map(len, of_samples), default=1)):
             arrays = {name: x[sample % len(x)].cpu().numpy() for name, x in inputs.items()}
@@ -121,15 +121,15 @@ def _late_pair(
 
 def _unfinished(program: Program, reason: str) -> AttnSpecError:
     return AttnSpecError(
-        f"rows of positions that are read already must not change, or going on gives other rows"
-        f" than the whole sequence, but in `{program.name}` {reason}, which was not there yet:"
-        " read all of a prefix in the first call, or do without a cache, `use_cache=False`"
+        f"decoding with a cache would give other results than one call: in `{program.name}`"
+        f" {reason}, which was not there in an earlier call; pass all of a prefix in the first"
+        " call, or `use_cache=False`"
     )
 
 
 def leaks(program: Program, reason: str) -> str:
     """The warning about a spec that may read later positions where it must not."""
     return (
-        f"a causal spec is needed, the model must not read the future, but `{program.name}` may: "
-        f"{reason}; write `causal` in the spec{READS_BOTH_WAYS}"
+        f"the model must not read later positions, and `{program.name}` may: {reason}; write"
+        f" `causal` in the spec{READS_BOTH_WAYS}"
     )

@@ -38,7 +38,7 @@ from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.lower.lower import bias_tables
 from attnspec.runtime.module import CompiledAttention
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec.text.diagnostics import AttnSpecError, count_of
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
 """Where configs keep how long a sequence may get."""
@@ -244,8 +244,8 @@ class Conversion:
         base = getattr(part, "base_model", part)
         if HELD in base._modules:
             raise AttnSpecError(
-                f"a model without learned parts of a spec is needed, {type(base).__name__} has"
-                " some: `undo()` what it was given before"
+                f"{type(base).__name__} already has trainable parameters of a spec: call `undo()`"
+                " of the earlier conversion"
             )
         plan = plan_data(own.program, own.module.backend)
         names = ("head_dim", "attention_head_size", "key_value_proj_dim")
@@ -261,17 +261,17 @@ class Conversion:
     def _require_used(self, part: nn.Module, name: str, modules: set[nn.Module]) -> None:
         layers, kind, inside = used_by(part), type(part).__name__, dict(part.named_modules())
         if not layers:
-            raise AttnSpecError(f"a model with attention is needed, {kind} has none")
+            raise AttnSpecError(f"{kind} has no attention layers")
         skips = any(layer.kind == "spec" for layer in layers)
         for layer in (x for x in layers if inside[x.path] in modules):
             place = place_of(inside[layer.path])
             if layer.kind != "spec" and (place is None or place.own is None):
                 raise AttnSpecError(
-                    f"{kind} cannot use `{name}`: {layer.path}: {layer.what}"
+                    f"{kind}, layer {layer.path}: {layer.what}"
                     + (
                         f'; `skip="{layer.path}"` leaves it as it is'
                         if skips
-                        else f"; {PAGE} lists models that ask"
+                        else f"; supported models: {PAGE}"
                     )
                 )
 
@@ -308,7 +308,7 @@ def _require_bias(program: Program, module: nn.Module) -> None:
         sizes = [(each.get("buckets"), each.get("max_distance")) for each in biases]
         if len(attend.scores) != 1 or sizes != [wanted]:
             raise AttnSpecError(
-                f"the bias of `{program.name}` must be the model's: {of_bias(module)}"
+                f"`{program.name}` must have the bias of the model alone: {of_bias(module)}"
             )
 
 
@@ -347,7 +347,7 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
             except Exception:
                 # some take numbers alone; of several kinds, by what checks the config
                 config.sliding_window = _NO_WINDOW
-        return "" if window is None else f"in place of `sliding_window = {window}`"
+        return "" if window is None else f"the spec replaces `sliding_window = {window}`"
     here = [kind for at, kind in enumerate(kinds) if chosen is None or at in chosen]
     cut = sorted(set(here) & ((PLAIN - {"full_attention"}) | _COMPRESSED))
     if cut and chosen is None and set(kinds) <= PLAIN:
@@ -359,7 +359,7 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
             # what `generate` keeps for them must not slide
             config.sliding_window = _NO_WINDOW
     count = sum(kind in cut for kind in here)
-    return f"in place of {', '.join(cut)} in {count} layers" if cut else ""
+    return f"the spec replaces {', '.join(cut)} in {count} layers" if cut else ""
 
 
 def module_heads(module: nn.Module) -> int:
@@ -368,7 +368,7 @@ def module_heads(module: nn.Module) -> int:
     heads = _number(attribute_of(module, name) for name in names)
     if heads is None:
         kind = type(module).__name__
-        raise AttnSpecError(f"heads that are counted are needed, {kind} has no number")
+        raise AttnSpecError(f"{kind} does not say how many heads it has")
     return heads
 
 
@@ -398,15 +398,15 @@ def _read(program: Program, n: int) -> Iterator[str]:
     stack = Stack(program, None, None)
     try:
         if stack.unknown is not None:
-            yield f"  {stack.unknown}"
+            yield f"  pairs are not counted: {stack.unknown}"
             return
         bound = stack.bound(length)
         for index, (_, _, relation) in enumerate(bound.found):
             rows = [[slot == index for slot in row] for row in bound.slots]
             counts = head_counts(relation, length, program.crossing)
             yield (
-                f"  {slots_words(rows)}: {counts.edges:,} pairs, at most {counts.degree:,} keys of"
-                f" a query, {counts.density:.3g} of all"
+                f"  {slots_words(rows)}: {counts.edges:,} pairs, density {counts.density:.3g},"
+                f" at most {count_of(counts.degree, 'key')} of a query"
             )
     except (RelationError, TooMuch) as error:
         yield f"  not counted: {error}"

@@ -14,13 +14,15 @@ from attnspec.integrations.model_layers import attribute_of, passes
 from attnspec.integrations.model_mask import REPLACED
 
 CROSS = (
-    "`convert(model, encoder=spec, decoder=spec)` gives specs to the encoder and the decoder, "
-    "`cross=` to what joins them"
+    "use `convert(model, encoder=spec, decoder=spec, cross=spec)`, where each spec may be left out"
 )
 """The way out where a model reads another sequence."""
 
+OWN = "no spec can describe it, so keep the model's own attention"
+"""The way out where there is no other."""
+
 READS_BOTH_WAYS = (
-    ", or `convert(model, spec, causal=False)` where the model is meant to read both ways"
+    ", or use `convert(model, spec, causal=False)` if the model is meant to read later positions"
 )
 """What is added where later keys are read, in a model that may be meant to."""
 
@@ -37,22 +39,21 @@ _OTHERS = {
 }
 
 PACKED = (
-    "say them in the spec, `input document: ids` and `same(document)`, beside `causal` where the"
+    "describe them in the spec by `input document: ids` and `same(document)`, with `causal` if the"
     " model is"
 )
 """The way out where several documents are packed into one sequence."""
 
 
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
-    """What to do about keywords that a layer passes, with their values; empty if nothing is
-    known."""
+    """What to do about keywords that a layer passes, with their values."""
     advice = {
         **_OTHERS,
         "sliding_window": f"write the window in the spec and {_full_layers(module)}",
         "softcap": f"write `score softcap(cap = {terms.get('softcap')})` in the spec",
         "position_bias": of_bias(module),
     }
-    return "; ".join(advice[name] for name in terms if name in advice)
+    return "; ".join(advice[name] for name in terms if name in advice) or OWN
 
 
 def of_bias(module: nn.Module) -> str:
@@ -60,10 +61,10 @@ def of_bias(module: nn.Module) -> str:
     buckets = getattr(module, "relative_attention_num_buckets", None)
     farthest = getattr(module, "relative_attention_max_distance", None)
     if buckets is None or farthest is None:
-        return "a bias that no spec says: keep this model's own attention"
+        return OWN
     return (
         f"write `score bias(buckets = {buckets}, max_distance = {farthest})` in the spec, which"
-        f" reads the table of a model that is converted; {CROSS}"
+        f" `convert` gives the model's table; {CROSS}"
     )
 
 
@@ -71,9 +72,7 @@ def of_mask(kind: str, module: nn.Module) -> str:
     """What to do about a kind of mask that the model composes for itself."""
     if kind in REPLACED:
         return f"write it in the spec and {_full_layers(module)}"
-    return (
-        PACKED if kind == "packed" else "no spec takes its place, keep this model's own attention"
-    )
+    return PACKED if kind == "packed" else OWN
 
 
 def own_terms(module: nn.Module) -> Iterator[tuple[str, object]]:
@@ -98,5 +97,5 @@ def _full_layers(module: nn.Module) -> str:
     rotations = [bases[kind] for kind in sorted(set(kinds)) if isinstance(bases.get(kind), dict)]
     turned = any(rotation != rotations[0] for rotation in rotations)
     return f'build the model with `layer_types = ["full_attention"] * {len(kinds)}`' + (
-        "; its layers of other types then turn positions as the full ones do" if turned else ""
+        "; all layers then use the rotary embedding of the full ones" if turned else ""
     )

@@ -252,7 +252,7 @@ class ModelAttention:
     def _make_variant(self, own: CompiledAttention, size: int | None, sink: bool) -> None:
         """Have a module that reads what the model chose in blocks of a size, or beside a sink."""
         if (size, sink) not in own.variants:
-            own.variants[size, sink] = variant(own, size, sink)
+            variant(own, size, sink)
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
@@ -290,8 +290,8 @@ class ModelAttention:
             return
         if cached:
             raise AttnSpecError(
-                f"a cache that keeps every key is needed, `{self.program.name}` reads later"
-                " positions: pass `past_key_values = DynamicCache()`"
+                f"the cache must keep every key, since `{self.program.name}` reads later positions:"
+                " pass `past_key_values = DynamicCache()`"
             )
         kinds = {entry.name: entry.kind for entry in self.program.inputs}
         named = {name: x for name, x in (inputs or {}).items() if kinds.get(name) != "choices"}
@@ -370,11 +370,9 @@ class ModelAttention:
             and not self._says(name, value, module, layer)
         }
         if terms:
-            advice = of_terms(terms, module)
             raise AttnSpecError(
-                f"`{self.program.name}` says all that the model may compute here, and the model "
-                f"passes {' and '.join(f'`{name}`' for name in terms)} too"
-                + (f": {advice}" if advice else "")
+                f"the model also passes {' and '.join(f'`{name}`' for name in terms)}, which"
+                f" `{self.program.name}` does not describe: {of_terms(terms, module)}"
             )
 
     def _says(self, name: str, value: object, module: torch.nn.Module, layer: int) -> bool:
@@ -399,24 +397,22 @@ class ModelAttention:
         name, extra = self.program.name, self.program.extra_tokens
         if place is None and extra:
             raise AttnSpecError(
-                f"an attention without extra tokens is needed, `{name}` has {extra}: where they are"
-                " tokens of the model's own, as the class token of ViT, `convert(model, spec)`"
-                " counts them"
+                f"a registered name cannot have `extra_tokens`, and `{name}` has {extra}: if they"
+                " are tokens of the model, such as ViT's class token, use `convert(model, spec)`"
             )
         if (place is None or place.attention is None) and learns(self.module):
             raise AttnSpecError(
-                f"an attention without learned parts is needed, `{name}` has some:"
-                " `convert(model, spec)` has the model hold them, so that it trains and saves them"
+                f"a registered name cannot have trainable parameters, and `{name}` has some: use"
+                " `convert(model, spec)`, which adds them to the model"
             )
         added = 0 if place is None else place.extra
         if extra != added and (extra or self.program.grid):
             raise AttnSpecError(
-                f"as many extra tokens as the model has of its own are needed (class tokens and"
-                f" registers), `{name}` has {extra}, the model {added}:"
-                f" write `extra_tokens {added}`"
+                f"`extra_tokens` must be the model's class tokens and registers, {added}, got"
+                f" {extra} in `{name}`: write `extra_tokens {added}`"
                 if added
-                else f"an attention without extra tokens is needed, `{name}` has {extra}: the model"
-                " has no rows for them"
+                else f"`{name}` has {extra} extra tokens, and the model has none: leave"
+                " `extra_tokens` out"
             )
 
     def _require_within(
@@ -441,7 +437,7 @@ class ModelAttention:
         whole = "`past_key_values = DynamicCache()`, which has no windows, or " if plain else ""
         state = "`SpecCache(model)`" if plain else "`past_key_values = SpecCache(model)`"
         return AttnSpecError(
-            f"a cache that keeps what `{self.program.name}` reads is needed, {cause}: pass"
+            f"the cache must keep every key that `{self.program.name}` reads, but {cause}: pass"
             f" {whole}{state}, which keeps what the spec may still read"
         )
 
@@ -450,9 +446,8 @@ class ModelAttention:
         spec that joins two."""
         if self.program.cross:
             raise AttnSpecError(
-                f"an attention within one sequence is needed, `{self.program.name}` joins two: a"
-                " model's layer of self-attention has one, and `convert(model, cross=spec)` gives"
-                " the spec to a decoder's layers that read the encoder"
+                f"this layer is self-attention, and `{self.program.name}` has `cross`:"
+                " `convert(model, cross=spec)` gives it to the cross-attention of a decoder"
             )
         if module is None:
             return
@@ -460,15 +455,14 @@ class ModelAttention:
             raise self._crossing("")
         if decodes(module) and place_of(module) is None:
             raise AttnSpecError(
-                f"a model of one sequence is needed, the layers of this decoder read the "
-                f"encoder's, too, and go by the same name: `{self.program.name}` is a pattern over "
-                f"one sequence; {CROSS}"
+                f"this decoder also has cross-attention, which would use `{self.program.name}`"
+                f" as well, a spec of one sequence: {CROSS}"
             )
 
     def _crossing(self, lengths: str) -> AttnSpecError:
         return AttnSpecError(
-            f"self-attention is needed, this is cross-attention{lengths}: "
-            f"`{self.program.name}` is a pattern over one sequence; {CROSS}"
+            f"this layer is cross-attention{lengths}, and `{self.program.name}` is a spec of one"
+            f" sequence: {CROSS}"
         )
 
     def _mask(
@@ -483,8 +477,8 @@ class ModelAttention:
         q_length, kv_length = query.shape[2], key.shape[2]
         if isinstance(given, Tensor):
             raise AttnSpecError(
-                f"a padding mask [batch, length] is needed, got a mask {list(given.shape)}: which "
-                f"query reads which key is said by `{self.program.name}`"
+                "attention_mask must be a padding mask [batch, length], since"
+                f" `{self.program.name}` says which keys are read, got {list(given.shape)}"
             )
         if given is None:
             given = _without_mask(module, q_length, kv_length, is_causal)
@@ -525,8 +519,8 @@ class ModelAttention:
     def _asks_for(self, kind: str, module: torch.nn.Module) -> str:
         """Why a mask of a kind is refused."""
         return (
-            f"a causal or bidirectional model is needed, this one asks for a {kind} mask, which"
-            f" `{self.program.name}` would replace: {of_mask(kind, module)}"
+            f"the model asks for a {kind} mask, which `{self.program.name}` would replace:"
+            f" {of_mask(kind, module)}"
         )
 
     def layer_of(self, module: torch.nn.Module) -> int:
@@ -542,21 +536,21 @@ class ModelAttention:
             return int(layer or 0)
         if layer is None and layers > 1:
             raise AttnSpecError(
-                f"`{self.program.name}` tells {layers} layers apart, but "
-                f"{type(module).__name__} does not say which it is, it has no `layer_idx`: "
-                "leave `layers` out, one pattern then serves every layer"
-                + (", or `convert(model, spec)`, which numbers them" if place is None else "")
+                f"`{self.program.name}` has {layers} layers, and {type(module).__name__} does not"
+                " know which one it is (it has no `layer_idx`): leave `layers` out, for one pattern"
+                " in every layer"
+                + (", or use `convert(model, spec)`, which counts them" if place is None else "")
             )
         if layer is not None and layer >= layers:
             wanted = count or layer + 1
             raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, the model asks for layer {layer}: "
-                f"write `layers {wanted}`"
+                f"`{self.program.name}` has {layers} layers, and the model asks for layer {layer}:"
+                f" write `layers {wanted}`"
             )
         if count is not None and count < layers:
             raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, the model {count}, so that the last "
-                f"would never run: write `layers {count}`"
+                f"`{self.program.name}` has {layers} layers, and the model only {count}: write"
+                f" `layers {count}`"
             )
         return int(layer or 0)
 
@@ -655,8 +649,8 @@ class ModelAttention:
                 )
             if declared.get(name) == "choices" and mask.offset is not None and is_recorded():
                 raise AttnSpecError(
-                    f"the choices `{name}` of a step are needed where it is traced beside a static"
-                    " cache: give `attnspec_inputs` in calls of the model itself"
+                    f"a traced step with a static cache needs the choices `{name}` of its queries:"
+                    " pass `attnspec_inputs` in calls of the model itself"
                 )
 
         def reaching(entry: Input, x: Tensor, axis: int) -> Tensor:
@@ -744,8 +738,8 @@ def _without_mask(
     """The facts of a model that asks for no mask: it has no padding and no cache."""
     if q_length != kv_length:
         raise AttnSpecError(
-            f"without a mask as many queries as keys are needed, got {q_length} and "
-            f"{kv_length}: nothing says where the queries stand"
+            f"without a mask there must be as many queries as keys, got {q_length} and"
+            f" {kv_length}: pass a mask, which says where the queries are"
         )
     past = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return ModelMask("causal" if past else "bidirectional", q_length, 0, kv_length, 0, None)
@@ -805,7 +799,7 @@ def _selection(
     length = mask.shape[2]
     if length != kv_length and not bool(selected[:, :, -1, -1].any()):
         raise AttnSpecError(
-            f"a cache that ends with the last query is needed, got {kv_length} keys whose last is"
-            " read by no sample: pass `past_key_values = DynamicCache()`"
+            f"the cache must end with the last query, and no sample reads the last of its"
+            f" {kv_length} keys: pass `past_key_values = DynamicCache()`"
         )
     return ModelMask("causal", length, kv_length - length, kv_length, 0, None), selected

@@ -18,7 +18,6 @@ from attnspec.backends.common.merging import with_zero
 from attnspec.integrations.model_layers import attribute_of
 from attnspec.ir.program import Attend, Compound, Input, InputRef, Leaf, Program
 from attnspec.ir.serial import plan_data
-from attnspec.runtime.engine import Engine
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -41,7 +40,7 @@ def lists_of(
     """What a layer chose: by keyword, or as a mask bool [B, 1 or H, q, k]; None for nothing."""
     keys, blocks = terms.get(INDICES), terms.get(BLOCKS)
     if isinstance(keys, Tensor) and isinstance(blocks, Tensor):
-        raise AttnSpecError(f"one of `{INDICES}` and `{BLOCKS}` is needed, the model passes both")
+        raise AttnSpecError(f"the model must pass `{INDICES}` or `{BLOCKS}`, got both")
     if isinstance(keys, Tensor):
         _require_axes(INDICES, keys, 3, "[batch, queries, keys]")
         # made of a mask that knows its facts, which concern this layer alone
@@ -51,8 +50,8 @@ def lists_of(
         size = attribute_of(module, "index_block_size")
         if not isinstance(size, int):
             raise AttnSpecError(
-                f"blocks of a known size are needed, {type(module).__name__} passes `{BLOCKS}` and"
-                " its config has no `index_block_size`"
+                f"{type(module).__name__} passes `{BLOCKS}`, and its config does not say how large"
+                " they are: set `index_block_size`"
             )
         return size, blocks
     if selected is None:
@@ -82,7 +81,8 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
         if wrong or any(attend.mechanism is not None for attend in program.attends):
             what = f"`normalize {wrong[0]}`" if wrong else "a mechanism"
             raise AttnSpecError(
-                f"`{SINK}` is a logit of a softmax, and `{program.name}` has {what}: leave it out"
+                f"the model passes `{SINK}`, an extra logit of a softmax, and `{program.name}` has"
+                f" {what}: leave that out of the spec, or keep the model's own attention"
             )
         attends = tuple(replace(attend, normalize="softmax") for attend in program.attends)
         program = replace(program, attends=attends)
@@ -96,14 +96,14 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
         attends = tuple(_cut(program.name, attend) for attend in program.attends)
         inputs = (*program.inputs, Input(INPUT, "choices", size=size))
         program = replace(program, attends=attends, inputs=inputs)
-    return module.replanned(Engine(plan_data(program, module.backend)))
+    return module.replanned((size, sink), lambda: plan_data(program, module.backend))
 
 
 def _cut(name: str, attend: Attend) -> Attend:
     if attend.graph is None or attend.mechanism is not None:
         raise AttnSpecError(
             f"the model chooses which keys a query reads, and `{name}` has a mechanism, which reads"
-            " all: write a graph"
+            " all: write a graph, such as `full`"
         )
     chosen = Leaf("chosen", (("choices", InputRef(INPUT, "choices")),))
     return replace(attend, graph=Compound("&", (attend.graph, chosen)))

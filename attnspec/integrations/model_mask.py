@@ -131,9 +131,9 @@ class NoTensorError(AttnSpecError, AttributeError):
 
 def _no_tensor(used: str) -> NoTensorError:
     return NoTensorError(
-        "a layer that asks transformers for its attention is needed, this one computes it in code "
-        f"of its own: it wants {used} of a mask, and a spec makes none; load the model with its "
-        "own attention (`used_by` shows which layers could use a spec)"
+        f"this layer computes attention in its own code, from {used} of a mask, which a spec does"
+        " not make: load the model with its own attention (`used_by` shows which layers could use"
+        " a spec)"
     )
 
 

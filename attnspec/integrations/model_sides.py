@@ -66,8 +66,8 @@ class CrossAttention(ModelAttention):
         """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
         if not self.program.cross:
             raise AttnSpecError(
-                f"a spec between two sequences is needed, `{self.program.name}` is one within a"
-                " single sequence: write `cross` in it"
+                f"this layer is cross-attention, and `{self.program.name}` is a spec of one"
+                " sequence: write `cross` in it"
             )
         self.layer_of(module)
         self.require_held(place_of(module))
@@ -79,14 +79,14 @@ class CrossAttention(ModelAttention):
         if isinstance(mask, Tensor) or (mask is not None and mask.kind != "bidirectional"):
             shape = list(mask.shape) if isinstance(mask, Tensor) else f"a {mask.kind} one"
             raise AttnSpecError(
-                f"a padding mask [batch, length] of the encoder is needed, got {shape}: which query"
-                f" reads which key is said by `{self.program.name}`"
+                f"the encoder's mask must be a padding mask [batch, length], since"
+                f" `{self.program.name}` says which keys are read, got {shape}"
             )
         if mask is None or mask.padding is None:
             return None
         if mask.padding.shape[1] != keys:
             raise AttnSpecError(
-                f"a padding mask of the {keys} keys is needed, got {list(mask.padding.shape)}"
+                f"the padding mask must have the {keys} keys, got {list(mask.padding.shape)}"
             )
         return mask.padding
 
@@ -150,8 +150,8 @@ class SidesAttention:
         start: int | None = getattr(self._position, "start", 0)
         if start is None:
             raise AttnSpecError(
-                "a padding mask [batch, length] of the decoder is needed, got one of pairs: it does"
-                f" not say where the queries of `{self.program.name}` stand"
+                "the decoder's mask must be a padding mask [batch, length], got one of pairs, which"
+                f" does not say where the queries of `{self.program.name}` are"
             )
         return start
 

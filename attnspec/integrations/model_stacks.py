@@ -51,24 +51,23 @@ def layers_of(
     for name in (*names_of(only), *names_of(skip)):
         if not any(_below(layer.path, (name,)) for layer in every):
             raise AttnSpecError(
-                f"the name of a part of {type(model).__name__} with attention is needed, got"
-                f" {name!r}: its stacks are {_listed(every)}"
+                f"{name!r} is not a part of {type(model).__name__} with attention: its stacks are"
+                f" {_listed(every)}"
             )
     layers, kind = [x for x in every if x.module in inside], type(part).__name__
     chosen = layers if only is None else [x for x in layers if _below(x.path, names_of(only))]
     if only is not None or skip is not None:
         chosen = numbered([x for x in chosen if not _below(x.path, names_of(skip))])
     if layers and not chosen:
-        raise AttnSpecError(f"a layer that is not skipped is needed, {kind} has {_listed(layers)}")
+        raise AttnSpecError(f"`skip=` leaves no layer of {kind}: it has {_listed(layers)}")
     # what computes attention in its own code is refused with that reason
     if only is None and len({layer.stack for layer in chosen if layer.asks}) > 1:
         reads_back = (x for x in chosen if getattr(x.module, "is_causal", False))
         example = next(reads_back, chosen[0]).stack
         both = getattr(getattr(part, "config", None), "is_encoder_decoder", False)
         raise AttnSpecError(
-            f"a model with one stack of attention layers is needed, {kind} has"
-            f' {_listed(chosen)}: choose by `only=` or `skip=`, as `only="{example}"`'
-            + (f"; {CROSS}" if both else "")
+            f"{kind} has several stacks of attention layers, {_listed(chosen)}: choose one by"
+            f' `only=` or `skip=`, as in `only="{example}"`' + (f"; {CROSS}" if both else "")
         )
     return chosen
 
@@ -113,8 +112,8 @@ def part_of(model: Any, side: str) -> Any:
     if side == "decoder" and has_cross(model):
         return model
     raise AttnSpecError(
-        f"a model with an encoder and a decoder is needed for `{side}=`, got"
-        f" {type(model).__name__}: `convert(model, spec)`"
+        f"`{side}=` is for models with an encoder and a decoder, got {type(model).__name__}: use"
+        " `convert(model, spec)`"
     )
 
 

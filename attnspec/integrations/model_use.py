@@ -52,7 +52,7 @@ class ModelUse(tuple[LayerUse, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return "\n".join(str(layer) for layer in self)
+        return "\n".join(map(str, self)) or "no attention layers"
 
 
 def used_by(model: nn.Module) -> ModelUse:
@@ -65,7 +65,7 @@ def used_by(model: nn.Module) -> ModelUse:
     # whoever calls from outside may hand in anything
     value: object = model
     if not isinstance(value, nn.Module):
-        raise TypeError(f"a model is needed, got {type(value).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {type(value).__name__}")
     return ModelUse(_use(path, module) for path, module in attention_layers(model))
 
 
@@ -112,15 +112,13 @@ def own_config(model: Any, name: str, layers: Collection[nn.Module]) -> Before:
     if not isinstance(model, transformers.PreTrainedModel):
         if not any(isinstance(x, transformers.PreTrainedModel) for x in model.modules()):
             raise AttnSpecError(
-                "a model of transformers is needed, a PreTrainedModel, got"
-                f" {type(model).__name__}: layers of torch take"
-                " `attnspec.MultiheadAttention(…, spec=spec)`"
+                f"model must be a PreTrainedModel of transformers, got {type(model).__name__}: for"
+                " layers of torch use `attnspec.MultiheadAttention(…, spec=spec)`"
             )
         raise AttnSpecError(
-            "a model or part that makes its own masks is needed, a PreTrainedModel, got "
-            f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`, or"
-            " chosen by `only=`; in a model of plain torch `attnspec.MultiheadAttention` takes a"
-            " layer's place"
+            f"model must be a PreTrainedModel, which makes its masks, got {type(model).__name__}:"
+            " convert that, with `layer 0 { … }` in the spec or with `only=`; in a model of plain"
+            " torch use `attnspec.MultiheadAttention`"
         )
     parts: dict[Any, Before] = {}
     for module, part in _parts_of(model, transformers.PreTrainedModel):
@@ -190,8 +188,7 @@ def _require_look_up(model: Any, attention: SidesAttention) -> None:
         if methods:
             rest = "" if part is model else ", `convert` the parts that do ask"
             raise AttnSpecError(
-                f"a model whose layers ask transformers for their attention is needed, "
-                f"{type(part).__name__} computes it in code of its own ({', '.join(methods)}) and "
-                f"would not use `{attention.program.name}`: load it with its own attention{rest}, "
-                f"or take a model that asks, {PAGE} lists families"
+                f"{type(part).__name__} computes attention in its own code ({', '.join(methods)})"
+                f" and would not use `{attention.program.name}`: load it with its own"
+                f" attention{rest}, or take one of the supported models: {PAGE}"
             )

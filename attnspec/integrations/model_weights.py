@@ -31,7 +31,7 @@ def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]
     config, state, kind = model.config, model.state_dict(), type(model).__name__
     if important is None and kind.endswith(_MARKS_TOKENS):
         raise AttnSpecError(
-            f"an input for global tokens is needed, {kind} marks some by itself:"
+            f"{kind} marks global tokens by itself: pass"
             ' `important="important"`, and mark the same ones in each call'
         )
     of_global = [key for key in state if any(f".{name}." in key for name in GLOBAL)]
@@ -40,10 +40,10 @@ def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]
         value, other = state[key], state[key.replace("_global.", ".")]
         if not torch.equal(value, other):
             raise AttnSpecError(
-                f"projections that all tokens share are needed, `{key}` differs from those of"
-                f" other tokens by {float((value - other).abs().max()):.3g}: RoBERTa has one"
-                " for all. Leave `important` out, and every token reads its window alone; or"
-                " copy `query`, `key` and `value` over them, and train"
+                f"RoBERTa has one projection for all tokens, and `{key}` differs from that of the"
+                f" others by {float((value - other).abs().max()):.3g}: leave `important` out, and"
+                " every token reads its window alone; or copy `query`, `key` and `value` over the"
+                " global ones, and train"
             )
     widths = config.attention_window
     widths = [widths] * config.num_hidden_layers if isinstance(widths, int) else list(widths)
@@ -68,13 +68,11 @@ def bert_of_bigbird(model: Any) -> tuple[Any, Spec]:
     made, config = _other(model, "BigBird", "Bert"), model.config
     if config.rescale_embeddings:
         raise AttnSpecError(
-            "embeddings as they are needed, this BigBird has `rescale_embeddings = True` and BERT"
-            " scales none: multiply `embeddings.word_embeddings.weight` by sqrt(hidden_size)"
+            "BERT does not scale embeddings, and this BigBird has `rescale_embeddings = True`: set"
+            " it to False and multiply `embeddings.word_embeddings.weight` by sqrt(hidden_size)"
         )
     if config.is_decoder:
-        raise AttnSpecError(
-            "an encoder is needed, this BigBird is a decoder: BERT reads both sides"
-        )
+        raise AttnSpecError("this BigBird is a decoder, and BERT is an encoder: keep BigBird")
     state = {
         re.sub(r"pooler\.(\w+)$", r"pooler.dense.\1", key): value
         for key, value in model.state_dict().items()
@@ -100,7 +98,7 @@ def _other(model: Any, old: str, new: str) -> Any:
     name = type(model).__name__
     kind = getattr(transformers, name.replace(old, new), None)
     if kind is None or not name.startswith(old):
-        raise AttnSpecError(f"a {old} model is needed, got {name}")
+        raise AttnSpecError(f"model must be a {old}, got {name}")
     settings = model.config.to_dict()
     for field in ("model_type", "architectures", "attention_window", "attention_type"):
         settings.pop(field, None)
@@ -121,8 +119,8 @@ def _filled(made: Any, model: Any, prefix: str, state: Mapping[str, Tensor]) -> 
     if apart:
         names = f"{type(model).__name__} and {type(made).__name__}"
         raise AttnSpecError(
-            f"the same weights under the same names are needed in {names}, {len(apart)} are in one"
-            f" alone, as `{apart[0]}`: take the model without its head, if it is one of the head"
+            f"{names} must have weights of the same names, and {len(apart)} are in one alone, such"
+            f" as `{apart[0]}`: if it belongs to the head, take the model without its head"
         )
     made.load_state_dict(renamed)
     reference = next(model.parameters())

@@ -57,8 +57,8 @@ class RealRunning:
             return self._sorted((q, k, v), real, inputs, settings)
         if is_recorded(q):
             raise AttnSpecError(
-                f"a whole pass of a spec whose rows do not change with n is needed where calls are"
-                f' traced, got another of `{self.program.name}` with `positions="real"`'
+                f'with `positions="real"` a traced call of `{self.program.name}` must be a whole'
+                " pass, of a spec that does not change with n"
             )
         parts = []
         for rows, row in _alike(real):
@@ -237,8 +237,8 @@ def _renumbered(entry: Input, choices: Tensor, real: Tensor) -> Tensor:
     """Keys [B, H, q, c] that were chosen, by their numbers over real tokens, -1 for none."""
     if entry.size != 1:
         raise AttnSpecError(
-            f"choices of single keys are needed, `{entry.name}` chooses blocks of {entry.size},"
-            ' which begin where the padded tensor does: `positions="absolute"`'
+            f"`{entry.name}` chooses blocks of {entry.size}, counted from the start of the"
+            ' padded tensor: use `positions="absolute"`'
         )
     ranks = real.to(torch.int64).cumsum(1) - 1
     ranks = ranks.masked_fill(~real, -1)[:, None, None].expand(*choices.shape[:3], -1)

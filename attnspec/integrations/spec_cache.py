@@ -54,8 +54,8 @@ class SpecCache(Cache):  # type: ignore[misc]
                 layers[number] = SpecLayer()
             if layer.kind != "spec" and not crosses(module):
                 raise AttnSpecError(
-                    f"a model whose layers use a spec is needed, `{layer.path}` does not:"
-                    f" {layer.kind}, {layer.what}"
+                    f"every layer of the model must use a spec, got `{layer.path}`: {layer.kind},"
+                    f" {layer.what}"
                 )
         readers = {number: x for number, x in layers.items() if isinstance(x, SpecLayer)}
         for each in readers.values():
@@ -152,8 +152,8 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         them."""
         if mask.q_offset != self.position or tensors[1].shape[2] != mask.q_length:
             raise AttnSpecError(
-                f"the positions behind the {self.position} that were read are needed, got"
-                f" {tensors[1].shape[2]} from {mask.q_offset} on"
+                f"the call must go on at position {self.position}, got {tensors[1].shape[2]}"
+                f" positions from {mask.q_offset} on"
             )
         (q, k, v), program, new = tensors, run.program, slice(mask.q_offset, None)
         run_step = partial(run.step, keep_all=True, in_place=not self.record_past, **settings)

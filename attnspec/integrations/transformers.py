@@ -145,7 +145,7 @@ def convert(
     specs = _sides(spec, name, {"encoder": encoder, "decoder": decoder, "cross": cross})
     if cross is not None and done.real:
         raise AttnSpecError(
-            '`positions="absolute"` is needed beside `cross=`, whose positions are of two sequences'
+            '`cross=` joins the positions of two sequences: leave `positions="real"` out'
         )
     if spec is not None:
         done.give(model, *_entered(spec, None, name, backend))
@@ -166,8 +166,8 @@ def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any
     config = transformers.AutoConfig.from_pretrained(path)
     if not getattr(config, "attnspec", None):
         raise AttnSpecError(
-            f"a model that was converted to a spec is needed, the config in {path} names none:"
-            " `convert(model, spec)` before `save_pretrained`"
+            f"the config in {path} names no spec: call `convert(model, spec)` before"
+            " `save_pretrained`"
         )
     kind = kind or getattr(transformers, config.architectures[0])
     done: Conversion = loaded(kind, path, **settings)[1]
@@ -181,13 +181,13 @@ def _sides(
     specs = {side: each for side, each in sides.items() if each is not None}
     if specs and (spec is not None or name is not None):
         raise AttnSpecError(
-            "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
-            " the name of its spec"
+            "pass one spec, or some of `encoder=`, `decoder=` and `cross=`, and with these no"
+            " `name`"
         )
     if specs:
         return specs
     if spec is None:
-        raise AttnSpecError("a spec is needed: `convert(model, spec)`")
+        raise AttnSpecError("pass a spec: `convert(model, spec)`")
     return {"spec": spec}
 
 
@@ -249,7 +249,7 @@ def with_inputs(name: str | Conversion, inputs: Mapping[str, Tensor]) -> Iterato
         attention = registered(name)
         entries = [] if attention is None else list(attention.entries)
     if not entries:
-        raise AttnSpecError(f"the name of a registered spec is needed, got {name!r}")
+        raise AttnSpecError(f"name must be that of a registered spec, got {name!r}")
     before = [each.standing for each in entries]
     for each in entries:
         each.standing = inputs
@@ -331,8 +331,8 @@ def _compiled(spec: Given, backend: str) -> CompiledAttention:
     kind = spec if isinstance(spec, type) else type(spec)
     if not issubclass(kind, CompiledAttention):
         raise TypeError(
-            "a Spec (`attnspec.parse(text)`, `attnspec.load(path)`), or the class that `attnspec"
-            f" compile` wrote (without `--standalone`), is needed, got {kind.__name__}"
+            "spec must be a Spec (`attnspec.parse(text)`, `attnspec.load(path)`) or the class that"
+            f" `attnspec compile` wrote (without `--standalone`), got {kind.__name__}"
         )
     if backend != "auto":
         raise AttnSpecError(

@@ -47,7 +47,7 @@ def sampled(
         )
     if entry.at_most is not None and int(values.sum()) > entry.at_most:
         raise AttnSpecError(
-            f"`{entry.name}` promises at most {entry.at_most} tokens, got {int(values.sum())}"
+            f"`{entry.name}` may mark at most {entry.at_most} tokens, got {int(values.sum())}"
         )
     if values.dtype.kind == "u" and values.size and values.max() >= 2**63:
         raise AttnSpecError(f"`{entry.name}` must hold whole numbers below 2**63")
@@ -66,12 +66,12 @@ def _choices(
     blocks = -(-n // entry.size)
     if values.ndim != 3 or values.shape[1] != queries or values.dtype.kind != "i":
         raise AttnSpecError(
-            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, c], got {values.dtype}"
-            f" with the shape {list(values.shape)}"
+            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, choices], got"
+            f" {values.dtype} with the shape {list(values.shape)}"
         )
     if values.size and not (-1 <= values.min() and values.max() < blocks):
         raise AttnSpecError(
-            f"`{entry.name}` must name key blocks 0 … {blocks - 1}, {entry.size} of {n} keys each,"
+            f"`{entry.name}` must hold numbers of blocks of {entry.size} keys, 0 to {blocks - 1},"
             " or -1 for none"
         )
     return values

@@ -35,6 +35,7 @@ class Parameter:
     positional: bool = False
     context: str = ""
     input: str = ""
+    above: float | None = None
 
 
 def argument(kind: str, doc: str, *, default: object = MISSING, **limits: Any) -> Any:

@@ -72,7 +72,7 @@ def _power(a: Value, b: Value) -> Value:
             _nonzero(a)
             return float(a) ** b
         if a not in (0, 1, -1) and b * math.log2(abs(a)) > 62:
-            raise ScalarError("a number above 2**62")
+            raise ScalarError("a result above 2**62, the largest integer")
         return int(a**b)
     if not _is_array(a, b) and a == 0 and b < 0:
         raise ScalarError("division by zero")
@@ -82,7 +82,7 @@ def _power(a: Value, b: Value) -> Value:
     try:
         result = a**b
     except OverflowError:
-        raise ScalarError("a number above 2**62") from None
+        raise ScalarError("a result above 2**62, the largest integer") from None
     if isinstance(result, complex):
         raise ScalarError("a fractional power of a negative number")
     return cast(Value, result)
@@ -127,8 +127,8 @@ def _item(index: Value, *items: Value) -> Value:
     if isinstance(index, float) or getattr(index, "dtype", None) is np.dtype(float):
         raise ScalarError("the index of a list must be a whole number")
     if np.any(np.less(index, 0) | np.greater_equal(index, count)):
-        shown = f"has no item {index}" if not isinstance(index, np.ndarray) else "is read outside"
-        raise ScalarError(f"a list of {count} {shown}: they count from 0, to {count - 1}")
+        outside = index if not isinstance(index, np.ndarray) else "other values"
+        raise ScalarError(f"the index of a list must be 0 to {count - 1}, got {outside}")
     if not _is_array(index, *items):
         return items[cast(int, index)]
     result = np.asarray(items[0])
@@ -259,9 +259,9 @@ def evaluate_exactly(scalar: Scalar, values: Mapping[str, Value]) -> Value:
 def _checked(result: Value) -> Value:
     """The result of an operation; raises ScalarError for a single number that is too large."""
     if isinstance(result, int) and abs(result) > LARGEST:
-        raise ScalarError("a number above 2**62")
+        raise ScalarError("a result above 2**62, the largest integer")
     if isinstance(result, float) and not math.isfinite(result):
-        raise ScalarError("a number beyond every limit")
+        raise ScalarError("a result that is not finite")
     return result
 
 

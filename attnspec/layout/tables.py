@@ -6,8 +6,7 @@ are arrays of numpy where they are planned, and tensors where the data make them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -88,45 +87,3 @@ def unfolded(tiles: Array, kinds: Array) -> Array:
     mask = masks[numbers.clip(0)] | (numbers == FULL_TILE)[..., None, None]
     mask = mask & (numbers >= FULL_TILE)[..., None, None]
     return cast(Array, mask.swapaxes(2, 3).reshape(groups, tall * height, wide * width))
-
-
-def side_by_side(parts: Sequence[Tables[np.ndarray]]) -> Tables[np.ndarray]:
-    """The tables of several sequences of equal lengths as those of one that is as many times as
-    long; no block has rows of two of them."""
-    n_q, n_k = parts[0].n_q, parts[0].n_k
-    groups: dict[tuple[object, ...], list[Batch[np.ndarray]]] = {}
-    for number, part in enumerate(parts):
-        for batch in part.batches:
-            q = np.where(batch.q < 0, -1, batch.q + number * n_q)
-            k = np.where(batch.k < 0, -1, batch.k + number * n_k)
-            moved = replace(batch, q=q, k=k)
-            groups.setdefault((batch.step, q.shape[1], k.shape[1], *_mask_key(batch)), []).append(
-                moved
-            )
-    joined = tuple(_joined(batches) for batches in groups.values())
-    return Tables(joined, n_q * len(parts), n_k * len(parts))
-
-
-def _mask_key(batch: Batch[np.ndarray]) -> tuple[object, ...]:
-    """What batches that are joined have in common of their masks."""
-    if batch.mask is None:
-        return ("full",)
-    if isinstance(batch.mask, Tiled):
-        return "tiled", *batch.mask.tiles.shape[1:]
-    return "shared", np.packbits(batch.mask).tobytes()
-
-
-def _joined(batches: Sequence[Batch[np.ndarray]]) -> Batch[np.ndarray]:
-    first = batches[0]
-    q, k = (np.concatenate([getattr(x, side) for x in batches]) for side in ("q", "k"))
-    if not isinstance(first.mask, Tiled):
-        return replace(first, q=q, k=k)
-    tiles, kinds, numbers = [], [], dict[int, int]()
-    count = 0
-    for mask in (batch.mask for batch in batches if isinstance(batch.mask, Tiled)):
-        if id(mask.tiles) not in numbers:
-            numbers[id(mask.tiles)] = count
-            tiles.append(mask.tiles)
-            count += len(mask.tiles)
-        kinds.append(np.where(mask.kinds < 0, mask.kinds, mask.kinds + numbers[id(mask.tiles)]))
-    return replace(first, q=q, k=k, mask=Tiled(np.concatenate(kinds), np.concatenate(tiles)))

@@ -177,15 +177,17 @@ class Binder:
             raise BackendError("a grid, or a second sequence, has a length of its own")
         for attend in attends:
             if attend.mechanism is not None:
-                raise BackendError(f"`{attend.mechanism.name}` is computed in pieces of a length")
+                raise BackendError(
+                    f"`{attend.mechanism.name}` is computed in chunks of a fixed length"
+                )
             if "n" in _asks(attend, predicates=False):
-                raise BackendError("a size or a factor reads n")
+                raise BackendError("a size or a factor depends on n")
         works = self.works(layer, heads, 1, 1)
         for work, _ in works:
             if work.decided:
-                raise BackendError(f"`{work.decided[0].name}` goes by numbers")
+                raise BackendError(f"`{work.decided[0].name}` chooses by values")
             if not takes_tensors(work.relation):
-                raise BackendError("its pairs are drawn, or looked up in tables")
+                raise BackendError("its pairs are drawn at random, or kept in tables")
         return works
 
     def crossing(self, n_q: int, n_k: int, query_start: int = 0) -> Crossing | None:
@@ -287,7 +289,7 @@ def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
     if score.name == EXPRESSION:
         return _expression(score, at)
     values = {
-        name: _number(value, at, f"{score.name}: {name}", score.span)
+        name: _number(value, at, f"{name}` of `{score.name}", score.span)
         for name, value in score.arguments
     }
     given: dict[str, Any] = dict(values)

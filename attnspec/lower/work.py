@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from attnspec.graphs.relation import DataDependent, Relation, decided_in
+from attnspec.graphs.relation import DataDependent, Relation, chosen_text, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
 from attnspec.ir.scores import UNCHANGED, Scores
@@ -259,7 +259,7 @@ def graph_of(work: Work) -> Work:
 def inputs_read(work: Work) -> str:
     """The run-time inputs that the graph of a work reads, in words."""
     names = ", ".join(f"`{name}`" for name in work.reads)
-    return f"the run-time {'input' if len(work.reads) == 1 else 'inputs'} {names}"
+    return f"the {'input' if len(work.reads) == 1 else 'inputs'} {names}"
 
 
 def differ_in_pairs_alone(works: Sequence[Work]) -> bool:
@@ -284,12 +284,14 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
     """Why a backend cannot run a work, or None; others are not asked about mechanisms, and about
     data-dependent choices."""
     if work.decided and not getattr(backend, "runs_decided", False):
-        return f"queries and keys decide the pairs of `{work.decided[0].name}`"
+        return chosen_text(work.decided[0].name)
     if work.standing is not None and not getattr(backend, "takes_standing", False):
         return "scores change with positions, and it takes these to be consecutive"
     takes, read = getattr(backend, "takes_scores", "none"), work.changes.inputs
     if takes != "all" and (read or (work.changes and takes == "none")):
-        return f"`score` reads `{read[0]}`, numbers of a call" if read else "scores are changed"
+        return (
+            f"`score` reads `{read[0]}`, an input of a call" if read else "`score` changes scores"
+        )
     if work.mechanism is not None and not runs_mechanisms(backend):
         return f"it runs graphs, and `{work.mechanism.name}` is a mechanism"
     return backend.refuses(work, device)

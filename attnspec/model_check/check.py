@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attnspec.ir.program import Program
 from attnspec.model_check.call import NARROWEST, READ, Call
 from attnspec.model_check.report import LayerCheck, ModelVerification
 from attnspec.model_check.wanted import NotComparable, Pairs, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec.text.diagnostics import AttnSpecError, count_of, hinted
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
@@ -86,10 +87,13 @@ class Run:
         model: Any = getattr(self.model, "_orig_mod", self.model)
         if not isinstance(model, nn.Module):
             raise TypeError(f"a model, a torch.nn.Module, is needed, got {type(model).__name__}")
+        if not isinstance(getattr(self.spec, "program", None), Program):
+            got = type(self.spec).__name__
+            raise TypeError(f"a spec is needed, `attnspec.parse(text)` or `load(path)`, got {got}")
         self.model, names = model, dict(model.named_modules())
         for path in self.layers:
             if isinstance(path, str) and path not in names:
-                raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
+                raise AttnSpecError(hinted(f"`layers`: no module is named {path!r}", path, names))
         self.implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
         bound = zip(inspect.signature(model.forward).parameters, self.args, strict=False)
         self.arguments: dict[str, Any] = {**dict(bound), **self.kwargs}
@@ -107,10 +111,10 @@ class Run:
             if any(layer.reason is None and not layer.ok for layer in report.layers):
                 report.equal_with = list(self._equal_settings())
         except KeyboardInterrupt:
-            report.interrupted = f"Ctrl-C, after {len(report.layers)} layers"
+            report.interrupted = f"Ctrl-C, after {count_of(len(report.layers), 'layer')}"
             raise KeyboardInterrupt(str(report)) from None
         except TimeoutError:
-            report.interrupted = f"the time limit, after {len(report.layers)} layers"
+            report.interrupted = f"the time limit, after {count_of(len(report.layers), 'layer')}"
         return report
 
     def _look(self) -> None:

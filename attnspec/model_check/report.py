@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
+from attnspec.text.diagnostics import count_of
+
 Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
 """Sample, layer, head (None where heads cannot be separated), query and key."""
 
@@ -47,7 +49,8 @@ class LayerCheck:
         place = f"{name}{self.path or 'the model'} ({self.kind})"
         if self.reason is not None:
             return [f"not checked: {place}: {self.reason}"]
-        heads = f"{self.heads} heads" if self.heads else "heads not separated, (q, q) not compared"
+        heads = count_of(self.heads or 0, "head")
+        heads = heads if self.heads else "heads not separated, (q, q) not compared"
         lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs"]
         for what, pairs, count, end in (
             ("read and not allowed", self.leaks, self.leak_count, f", weight {self.weight:.3g}"),
@@ -93,7 +96,7 @@ class ModelVerification:
     def __str__(self) -> str:
         checked = [layer for layer in self.layers if layer.reason is None]
         otherwise = "not shown to be equal" if all(x.ok for x in checked) else "not equal"
-        count = f"{len(checked)} attention layers checked"
+        count = f"{count_of(len(checked), 'attention layer')} checked"
         lines = [f"`{self.spec}` and {self.model}: {'equal' if self.ok else otherwise}; {count}"]
         lines += [f"setting: {'; '.join(self.setting)}"] * bool(self.setting)
         lines += [f"interrupted: {self.interrupted}"] * bool(self.interrupted)

@@ -16,6 +16,7 @@ from attnspec.graphs.stack import Stack, decides, influence
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import POSITIONS, Program, inputs_of
 from attnspec.model_check.call import Call
+from attnspec.runtime.call_checks import check_names
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Wanted:
         """The run-time inputs; missing documents are taken from `position_ids`."""
         arrays = self.arguments.get("attnspec_inputs")
         every = {**(arrays if isinstance(arrays, Mapping) else {}), **inputs}
+        check_names(self.program, every)
         missing = {x.name: x.kind for x in self.program.inputs if x.name not in every}
         if self.documents is not None and list(missing.values()) == ["ids"]:
             every |= dict.fromkeys(missing, self.documents)
@@ -107,8 +109,10 @@ class Wanted:
             names = ", ".join(f"`{name}` ({kind})" for name, kind in missing.items())
             raise AttnSpecError(f"run-time inputs are missing: {names}; pass `inputs`, [B, n]")
         tensors = {name: torch.as_tensor(value).cpu() for name, value in every.items()}
-        # refuses names that the spec does not declare
-        Stack(self.program, tensors)
+        for entry in self.program.inputs:
+            shape = list(tensors[entry.name].shape)
+            if POSITIONS.get(entry.kind) == 1 and len(shape) != 2:
+                raise AttnSpecError(f"the input `{entry.name}` must be [B, n], got {shape}")
         return tensors
 
     def pairs(self, call: Call, path: str, layer: int) -> Pairs:

@@ -24,6 +24,7 @@ from attnspec.model_check.wanted import is_cache
 from attnspec.runtime.module import CompiledAttention
 
 _NAMED = re.compile(r"attn|attention", re.IGNORECASE)
+_HELD = re.compile(r"(.*\.)?(self_|cross_)?(attn|attention)")
 _CROSS = re.compile(r"cross|encoder_att|encdec|multihead_attn", re.IGNORECASE)
 # arguments that are another sequence to read
 _OTHER = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
@@ -93,11 +94,13 @@ class Watch(TorchFunctionMode):
                 yield path, type(module).__name__
 
     def _is_attention(self, path: str, module: nn.Module) -> bool:
-        """Whether a module is chosen, or of this package, or has parameters and such a name."""
+        """Whether a module is chosen, or of this package, or has parameters and such a name, its
+        own or that of its class."""
         if self.chosen:
             return path in self.chosen
-        named = _NAMED.search(type(module).__name__) and any(True for _ in module.parameters())
-        return bool(named) or isinstance(module, CompiledAttention)
+        named = _NAMED.search(type(module).__name__) or _HELD.fullmatch(path)
+        runs = any(True for _ in module.parameters()) and not isinstance(module, nn.ModuleList)
+        return bool(named and runs) or isinstance(module, CompiledAttention)
 
     def _module(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`original`, which calls a module; each call of attention that it made is then seen."""
@@ -164,7 +167,9 @@ class Watch(TorchFunctionMode):
 
         def looked_up(interface: Any, name: Any, default: Any) -> Any:
             function = original(interface, name, default)
-            return self._around(function, f"{name or 'eager'} of transformers", 1, turned=True)
+            ours = type(function).__module__.startswith("attnspec.")
+            kind = f"the registered spec {name}" if ours else f"{name or 'eager'} of transformers"
+            return self._around(function, kind, 1, turned=True)
 
         yield modeling.AttentionInterface, "get_interface", looked_up
 

@@ -20,8 +20,13 @@ from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
+Inputs: TypeAlias = "Mapping[str, Tensor] | None"
+"""Run-time inputs by name, as callers hand them in."""
+
 Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
+
+LATER = "for any number write `heads h`, with `h` a parameter of the attention"
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets", "pairs")
@@ -34,7 +39,7 @@ _KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
     "ids": (INTEGERS, "an integer type", "[B, n_k]"),
     "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type", "[B, n_k]"),
     "length": (INTEGERS, "an integer type", "[B]"),
-    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, c]"),
+    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, choices]"),
     "scores": (FLOATS, "a floating type", "[B, H or H_kv or 1, query blocks, key blocks]"),
     "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, rounds, n_k]"),
     "pairs": (FLOATS, "a floating type", "[B, H or 1, n_q, n_k]"),
@@ -42,24 +47,24 @@ _KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
 """The types of an input of each kind, in words, and its axes."""
 
 _MASKS = (
-    "which pairs there are stands in the spec: `attnspec.explain_mask` and `attnspec.from_mask_mod`"
-    " write one; padding is `key_padding_mask`, and masks that come with calls are taken by"
+    "the spec says which keys are read, and `attnspec.explain_mask` or `attnspec.from_mask_mod`"
+    " write it from a mask; for padding pass `key_padding_mask`, for a mask of each call use"
     " `attnspec.MultiheadAttention`"
 )
-_WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` are those that are read"
-_CAUSAL = "whether later keys are read stands in the spec, as the statement `causal`"
-_SCALE = "the factor on q·k stands in the spec, as `scale 1 / 8`"
+_WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` shows the pairs"
+_CAUSAL = "write the statement `causal` in the spec"
+_SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
 _INSTEAD = {
     **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
-    "enable_gqa": "keys and values may have fewer heads than queries as they are",
+    "enable_gqa": "k and v may always have fewer heads than q: leave it out",
     "head": "a call has all heads: give them as the axis H",
-    "head_mask": "what each head does stands in the spec, in `head` blocks",
+    "head_mask": "write what each head does in `head` blocks of the spec",
     **dict.fromkeys(("causal", "is_causal"), _CAUSAL),
     **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
     "padding_mask": "it is `key_padding_mask`, bool, True for a real key",
     "position_ids": "positions are 0 to n_k - 1, the queries the last n_q of them",
     **dict.fromkeys(("scale", "softmax_scale"), _SCALE),
-    "score_mod": "what changes scores stands in the spec, as `score alibi()` or `score bias()`",
+    "score_mod": "write it in the spec, as in `score alibi()` or `score bias()`",
 }
 """What callers know from other attentions, and where it is here."""
 
@@ -71,21 +76,16 @@ def refuse_unknown(
     parameters = signature(function).parameters.values()
     names = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
     for name in unknown:
-        message = f"`{function.__name__}` takes no `{name}`"
+        why = _INSTEAD.get(name) or did_you_mean(name, names) or "it takes " + ", ".join(names)
         if name in [entry.name for entry in program.inputs]:
-            raise TypeError(f"{message}: it is an input of the spec, `inputs={{{name!r}: tensor}}`")
-        if name in _INSTEAD:
-            raise TypeError(f"{message}: {_INSTEAD[name]}")
-        hint = did_you_mean(name, names)
-        raise TypeError(f"{message}: {hint or 'it takes ' + ', '.join(names)}")
+            why = f"it is an input of the spec, `inputs={{{name!r}: tensor}}`"
+        raise TypeError(f"`{function.__name__}` takes no `{name}`: {why}")
 
 
 def check_layer(program: Program, layer: int) -> int:
     """The layer as an integer that the program has."""
-    # whoever calls from outside may hand in anything
-    number: object = layer
-    if type(number) is not int:
-        layer = index_of("layer", layer)
+    most = "" if program.layers is None else f", 0 to {program.layers - 1},"
+    layer = index_of(f"layer{most}", layer)
     if layer < 0 or (program.layers is not None and layer >= program.layers):
         allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
         raise ValueError(f"layer must be {allowed}, got {layer}")
@@ -94,13 +94,11 @@ def check_layer(program: Program, layer: int) -> int:
 
 def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
-    tensors: tuple[object, ...] = q, k, v
-    for name, x in zip("qkv", tensors, strict=True):
-        if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_nested:
-            check_strided(name, x)
-    if not q.dim() == k.dim() == v.dim() == 4:
-        name = next(name for name, x in zip("qkv", (q, k, v), strict=True) if x.dim() != 4)
-        raise _misshapen(f"{name} must have the axes [B, H, n, d]", q, k, v)
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        check_strided(name, x)
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        if x.dim() != 4:
+            raise _misshapen(f"{name} must have the axes [B, H, n, d]", q, k, v)
     if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(
             "q, k and v must have one floating type of 16 to 64 bits,"
@@ -114,15 +112,14 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
     if declared is not None and heads != declared:
         why = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
-        later = "; to choose the count later, make it a parameter: `heads h` with `h` in the"
-        raise _misshapen(why, q, k, v, declared, f"{later} attention's parameters")
+        raise _misshapen(why, q, k, v, declared, f"; {LATER}")
     if batch != k.shape[0] or batch != v.shape[0]:
         raise _misshapen("q, k and v must have one batch size", q, k, v)
     if key_heads != v.shape[1] or n_k != v.shape[2]:
         raise _misshapen("k and v must have the same heads and positions", q, k, v, declared)
     if size != k.shape[3]:
         raise _misshapen("q and k must have one head size", q, k, v)
-    if heads == 0 or key_heads == 0 or heads % key_heads:
+    if not heads or not key_heads or heads % key_heads:
         raise _misshapen("the heads of k and v must divide those of q", q, k, v, declared)
     if size == 0 or v.shape[3] == 0:
         raise _misshapen("heads must have a size of at least 1", q, k, v)
@@ -133,15 +130,10 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _misshapen(
-    why: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    declared: int | None = -1,
-    more: str = "",
+    why: str, q: Tensor, k: Tensor, v: Tensor, declared: int | None = -1, more: str = ""
 ) -> ValueError:
     """The error for the shapes of q, k and v, with a likely cause unless `declared` is left out."""
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
     if declared != -1:
         heads, key_heads = q.shape[2], k.shape[2]
         fits = heads == declared if declared is not None else q.shape[1] > heads
@@ -169,33 +161,29 @@ def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
         raise ValueError(f"query_start must be at most 2**31 - 1, got {start}")
     if start and not program.cross:
         raise ValueError(
-            f"`{program.name}` has one sequence, of which queries are the last n_q positions: only"
-            f" a spec that says `cross` takes a query_start, got {start}"
+            f"query_start is for specs with `cross`, and the queries of `{program.name}` are the"
+            f" last n_q positions: leave it out, got {start}"
         )
     if start and reads_m:
         raise ValueError(
-            f"`{program.name}` reads m, the number of all queries, which a call that starts at"
+            f"`{program.name}` depends on m, the number of all queries, which a call that starts at"
             f" query {start} does not know: call it with all queries at once"
         )
     return start
 
 
-def check_dropout(dropout_p: float) -> float:
+def check_dropout(dropout_p: float, name: str = "dropout_p") -> float:
     """The probability as a float between 0 and 1."""
     # tuples where calls are traced: the tracer of torch 2.9 knows no unions
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
-        raise TypeError(f"dropout_p must be a number, got {type(dropout_p).__name__}")
+        raise TypeError(f"{name} must be a number, got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
+        raise ValueError(f"{name} must be between 0 and 1, got {dropout_p}")
     return float(dropout_p)
 
 
 def check_inputs(
-    program: Program,
-    inputs: Mapping[str, Tensor] | None,
-    q: Tensor,
-    k: Tensor,
-    padding: Tensor | None,
+    program: Program, inputs: Inputs, q: Tensor, k: Tensor, padding: Tensor | None
 ) -> dict[str, Tensor]:
     """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
     numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is
@@ -213,7 +201,7 @@ def check_inputs(
     return checked
 
 
-def check_names(program: Program, inputs: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+def check_names(program: Program, inputs: Inputs) -> Mapping[str, Tensor]:
     """The inputs by name, empty for None; raises unless the program declares each."""
     tensors, declared = {} if inputs is None else inputs, [x.name for x in program.inputs]
     if not isinstance(tensors, Mapping):
@@ -227,26 +215,20 @@ def check_names(program: Program, inputs: Mapping[str, Tensor] | None) -> Mappin
     return tensors
 
 
-def _input(
-    entry: Input,
-    tensor: Tensor,
-    q: Tensor,
-    k: Tensor,
-    padding: Tensor | None,
-) -> Tensor:
+def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor:
     (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
     shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
     if entry.kind in PER_HEAD:
         # how many blocks, columns or rounds there must be is for what reads it to say
-        name, (_, kind, axes) = f"the input `{entry.name}`", _KINDS[entry.kind]
+        name, axes = f"the input `{entry.name}`", _KINDS[entry.kind][2]
         check_strided(name, tensor)
         shape = tuple(tensor.shape)
         some = (heads, 1) if entry.kind in ("buckets", "pairs") else (heads, key_heads, 1)
         count = {"choices": n_q, "buckets": n_k, "pairs": n_q}.get(entry.kind)
         fits = len(shape) == 4 and shape[0] == batch and shape[1] in some
         if not fits or count not in (None, shape[POSITIONS.get(entry.kind, 0)]):
-            sizes = f"B = {batch}, H = {heads}, H_kv = {key_heads}, n_q = {n_q}, n_k = {n_k}"
-            raise ValueError(f"{name} must be {kind} {axes} with {sizes}, got {list(shape)}")
+            sizes = f"here B = {batch}, H = {heads}, H_kv = {key_heads}, n_q = {n_q}, n_k = {n_k}"
+            raise ValueError(f"{name} must have the shape {axes}, {sizes}, got {list(shape)}")
     check_input(entry, tensor, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
@@ -268,34 +250,40 @@ def _without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
     there is no number of a token, and no predicate may fail on it."""
     if not numbers.numel():
         return numbers
-    first = padding.flatten().to(torch.uint8).argmax().view(1)
-    filled = torch.where(padding.any(), numbers.flatten().gather(0, first), 1)
+    first = numbers.flatten().gather(0, padding.flatten().to(torch.uint8).argmax().view(1))
+    filled = torch.where(padding.any(), first, 1)
     return torch.where(padding, numbers, filled.to(numbers.dtype))
+
+
+def along_keys(
+    program: Program, parts: Parts, call: Call, change: Callable[[Tensor, int], Tensor]
+) -> tuple[Parts, Call]:
+    """A call with `change(tensor, axis)` in the place of all that has an axis of keys."""
+
+    def changed(entry: Input, x: Tensor, axis: int) -> Tensor:
+        return x if entry.kind in OF_QUERIES else change(x, axis)
+
+    (q, k, v), padding = parts, call.padding
+    tables = {**call.tables, **{x: change(call.tables[x], 4) for x in pair_inputs(program)}}
+    data = along_positions(program, call.data, changed)
+    padding = None if padding is None else change(padding, 1)
+    call = replace(call, padding=padding, tables=tables, data=data)
+    return (q, change(k, 2), change(v, 2)), call
 
 
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
     """A call of the first so many keys; ValueError for more than there are, or too few."""
-    q, k, v = parts
-    if not (0 if program.cross else q.shape[2]) <= count <= k.shape[2]:
+    n_q, n_k = (x.shape[2] for x in parts[:2])
+    least = 0 if program.cross else n_q
+    if not least <= count <= n_k:
         raise ValueError(
-            f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
-            f" got {count}"
+            f"keys, how many of them are in use, must be between {least} and {n_k}, got {count}"
         )
-
-    def first(entry: Input, x: Tensor, axis: int) -> Tensor:
-        return x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count)
-
-    data, padding = along_positions(program, call.data, first), call.padding
-    padding = None if padding is None else padding[:, :count]
-    pairs = {name: call.tables[name][..., :count] for name in pair_inputs(program)}
-    call = replace(call, padding=padding, tables={**call.tables, **pairs}, data=data)
-    return (q, k[:, :, :count], v[:, :, :count]), call
+    return along_keys(program, parts, call, lambda x, axis: x.narrow(axis, 0, count))
 
 
 def along_positions(
-    program: Program,
-    inputs: Mapping[str, Tensor],
-    change: Callable[[Input, Tensor, int], Tensor],
+    program: Program, inputs: Mapping[str, Tensor], change: Callable[[Input, Tensor, int], Tensor]
 ) -> dict[str, Tensor]:
     """The inputs with `change(input, tensor, axis)` in the place of those that have an axis of
     positions; what cannot be one stays, and is refused by who reads it."""
@@ -307,33 +295,37 @@ def along_positions(
     return changed
 
 
-def check_promise(name: str, at_most: int, marked: Tensor) -> None:
-    """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
-    if marked.device.type == "meta":
-        return
-    require_numbers(f"a check reads the numbers of `{name}`", marked)
-    most = int(marked.amax())
-    if most > at_most:
-        raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
+def check_promises(
+    program: Program, data: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """How many tokens of each sample, int64 [B], inputs mark that promise a bound, with those
+    before; ValueError where one marks more."""
+    marked = dict(before)
+    for name, at_most in ((x.name, x.at_most) for x in program.inputs):
+        if at_most is None or name not in data:
+            continue
+        marked[name] = marks = data[name].sum(-1) + marked.get(name, 0)
+        if len(marks) and not marks.is_meta:
+            require_numbers(f"the values of `{name}` are checked", marks)
+            if (most := int(marks.amax())) > at_most:
+                raise ValueError(
+                    f"the input `{name}` may mark at most {at_most} tokens, got {most}"
+                )
+    return marked
 
 
 def check_finite(
-    program: Program,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    data: Mapping[str, Tensor],
+    program: Program, q: Tensor, k: Tensor, v: Tensor, data: Mapping[str, Tensor]
 ) -> None:
     """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
     that is given may be -inf, which is never chosen."""
     scores = {x.name: data[x.name] for x in program.inputs if x.kind in ("scores", "pairs")}
     for name, x in {"q": q, "k": k, "v": v, **scores}.items():
-        if not x.is_floating_point() or x.device.type == "meta":
+        if x.is_meta:
             continue
         scored, block = name in scores, "" if name in pair_inputs(program) else " block"
-        wrong = ~x.isfinite() & (x != -torch.inf) if scored else ~x.isfinite()
-        if bool(wrong.any()):
-            place = wrong.nonzero()[0].tolist()
+        wrong = ~x.isfinite() & ~(scored & x.isneginf())
+        for place in wrong.nonzero()[:1].tolist():
             last = (f"query{block}", f"key{block}") if scored else ("position", "number")
             axes = zip(("sample", "head", *last), place, strict=False)
             at = ", ".join(f"{axis} {index}" for axis, index in axes)
@@ -349,29 +341,30 @@ def taken_apart(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inputs of a call without those that have a number of each pair, and these as tables,
     [1, H or 1, B, n_q, n_k]: they have gradients."""
-    pairs = {name: data[name] for name in pair_inputs(program)}
-    for name, x in pairs.items():
+    rest, tables = dict(data), {}
+    for name in pair_inputs(program):
+        x = rest.pop(name)
         if x.shape[3] != n_k:
             raise ValueError(
                 f"the input `{name}` must have a number for each of the {n_k} keys, got"
                 f" {list(x.shape)}"
             )
-    rest = {name: x for name, x in data.items() if name not in pairs}
-    return rest, {name: x.transpose(0, 1)[None] for name, x in pairs.items()}
+        tables[name] = x.transpose(0, 1)[None]
+    return rest, tables
 
 
-def require_unchanged(outs: Sequence[Tensor | None], given: Sequence[Tensor]) -> None:
+def require_unchanged(outs: Sequence[Tensor | None], call: Call) -> None:
     """Derivatives of outputs raise RuntimeError where padding or inputs have been written over
     since, as those of torch's own operations do: they are taken of what is there now."""
-    versions = [(x, x._version) for x in given if not x.is_inference()]
+    read = [x for x in (*call.data.values(), call.padding) if x is not None]
+    versions = [(x, x._version) for x in read if not x.is_inference()]
 
     def check(grads: object) -> None:
-        for x, version in versions:
-            if x._version != version:
-                raise RuntimeError(
-                    "`key_padding_mask` or an input of a call was written over before derivatives"
-                    " were taken, which need what was there: pass a `.clone()`"
-                )
+        if any(x._version != version for x, version in versions):
+            raise RuntimeError(
+                "`key_padding_mask` or an input of a call was written over before derivatives were"
+                " taken, which need what was there: pass a `.clone()`"
+            )
 
     for out in outs:
         if versions and out is not None and out.grad_fn is not None:
@@ -388,20 +381,19 @@ def check_exact(
     n keys and m queries, n where it is None."""
     for predicate, names in predicates.items():
         whole = {x: data[x] for x in names if data[x].numel() and not data[x].is_floating_point()}
-        if any(x.device.type == "meta" for x in whole.values()):
+        if any(x.is_meta for x in whole.values()):
             continue
         for name, x in whole.items():
-            require_numbers(f"a check reads the numbers of `{name}`", x)
-        ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
-        require_exact(predicate, n, ranges, m)
+            require_numbers(f"the values of `{name}` are checked", x)
+        require_exact(predicate, n, {x: (int(y.min()), int(y.max())) for x, y in whole.items()}, m)
 
 
 def require_numbers(what: str, *tensors: Tensor) -> None:
     """Raises ValueError where a trace has no numbers of tensors, which `what` names or reads."""
     if any(map(is_recorded, tensors)):
         raise ValueError(
-            f"{what}, which a program of plain operations does not have when it is traced: export"
-            " it without `composed()`, as one operator"
+            f"{what}, and a trace has no values: export the module without `composed()`, as one"
+            " operator"
         )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Never, Protocol, TypeAlias, cast
+from typing import Any, Never, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,24 @@ from attnspec.backends.common.merging import merged
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.api_checks import index_of
-from attnspec.ir.program import Leaf, Program
+from attnspec.ir.program import EXPRESSION, Attend, Leaf, Program, Score
+from attnspec.ir.scalars import SCORE, Apply, Symbol
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import shares_keys
 from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.lower.work import MERGED
-from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, refuse_unknown
+from attnspec.runtime.call_checks import (
+    FLOATS,
+    LATER,
+    Inputs,
+    Parts,
+    check_dropout,
+    check_layer,
+    refuse_unknown,
+)
 from attnspec.runtime.module import CompiledAttention
-from attnspec.runtime.streaming import StreamState, check_state
+from attnspec.runtime.streaming import StreamState
 
 Rotary: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Turns q [B, H, n, d] and k [B, H_kv, n, d] by their positions, int64 [n]."""
@@ -39,65 +48,31 @@ BEFORE = {"tokens": False, "ids": -1, "numbers": float("nan")}
 """What inputs of each kind are for extra tokens: in no set, of no id, without a number."""
 
 
-class HasProgram(Protocol):
-    """A spec, as far as a layer asks for it."""
-
-    @property
-    def program(self) -> Program:
-        """The meaning in normal form."""
-
-
-class _OneLayer(nn.Module):
-    """What both layers have: the compiled attention of one layer of a spec, and its heads."""
-
-    attention: CompiledAttention
-
-    def _hold(self, program: Program, layer: int, backend: str, head_size: int) -> None:
-        self.layer = layer
-        self.attention = CompiledAttention(plan_data(program, backend), head_size)
-        # layers that compute the same are one to what traces them
-        self._drawn_as = self.attention.engine.binder.alike(layer)
-        # the heads whose keys are their queries
-        self.shared = tuple(
-            head
-            for head, slot in enumerate(program.row())
-            if shares_keys(program.attends[slot].graph)
-        )
-
-    def _with_shared(self, q: Tensor, k: Tensor) -> Tensor:
-        """The keys [B, H, n, d] with queries in their place for the heads that share them."""
-        if not self.shared:
-            return k
-        same = torch.zeros(k.shape[1], dtype=torch.bool, device=k.device)
-        same[list(self.shared)] = True
-        return torch.where(same[:, None, None], q, k)
-
-
-class SelfAttention(_OneLayer):
+class SelfAttention(nn.Module):
     """Self-attention as one layer of a spec describes it.
 
     Queries, keys and values are projections of the input, their heads go through the spec, and what
-    comes out is projected back; what no head of the layer reads is not projected. The mixings that
-    have no heads take the whole embedding as one: `fourier` and `mixer` as it stands, without any
-    projection, and `gmlp` as in its paper, `V s(GELU(U x))`. Neither the residual around the layer
-    nor its norm belongs to it, but for those inside of the formula of `mixer`.
+    comes out is projected back; what no head reads is not projected. The mixings that have no heads
+    take the whole embedding as one: `fourier` and `mixer` without any projection, and `gmlp` as in
+    its paper, `V s(GELU(U x))`. Neither the residual around the layer nor its norm belongs to it,
+    but for those inside of the formula of `mixer`.
 
     The module holds what mechanisms of the layer learn, for each of `num_heads` heads, by default
     those that the spec declares, and the spec's extra tokens, which stand before every sequence and
     are left out of the output. `shared` is another layer of the spec, whose parameters this one
     takes where the spec shares them between all layers, `linformer(share = layer)`.
 
-    With `num_kv_heads`, a divisor of `num_heads`, as many heads of keys and values serve equal
-    numbers of heads of queries that follow one another. `rotary(q, k, positions)` returns queries
-    [B, H, n, d] and keys [B, H_kv, n, d] that are turned by their positions, int64 [n], or changed
-    in any other way that keeps their shapes; extra tokens have the first positions.
+    With `num_kv_heads`, a divisor of `num_heads`, each head of keys and values serves as many heads
+    of queries, which follow one another. `rotary(q, k, positions)` returns queries [B, H, n, d] and
+    keys [B, H_kv, n, d] changed by their positions, int64 [n], in any way that keeps their shapes;
+    extra tokens have the first positions.
 
     Raises ValueError or TypeError for arguments that do not fit.
     """
 
     def __init__(
         self,
-        spec: HasProgram,
+        spec: Any,
         embed_dim: int,
         num_heads: int | None = None,
         layer: int = 0,
@@ -110,13 +85,14 @@ class SelfAttention(_OneLayer):
         shared: SelfAttention | None = None,
     ) -> None:
         super().__init__()
-        asked = spec, embed_dim, num_heads, layer, backend
-        program, width, self.num_heads, layer = _arguments(*asked)
-        self.embed_dim, self.dropout = width, check_dropout(dropout)
+        core = _core(spec, embed_dim, num_heads, layer, backend)
+        self.attention, self._drawn_as, self.shared, width, self.num_heads = core
+        self.layer, self.embed_dim = index_of("layer", layer), width
+        self.dropout = check_dropout(dropout, "dropout")
+        program = self.attention.program
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
         self.mixing = mechanism.name if program.heads is None and mechanism is not None else ""
-        self._hold(program, layer, backend, width if self.mixing else width // self.num_heads)
         theirs = {} if shared is None else learned_parts(shared.attention.program)
         for entry, name in learned_parts(program).items():
             if shared is not None and entry[1].layers and entry in theirs:
@@ -145,10 +121,10 @@ class SelfAttention(_OneLayer):
                 f"num_kv_heads must divide num_heads, got {key_heads} and {self.num_heads}"
             )
         if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
-            why = "keys are its queries" if self.shared else "it has no queries, keys and values"
+            why = "its queries are also its keys" if self.shared else "it has no queries and keys"
             raise ValueError(
-                f"`{self.attention.program.name}` has no fewer heads of keys, {why}: leave"
-                f" num_kv_heads = {key_heads} out"
+                f"num_kv_heads cannot be used with `{self.attention.program.name}`, got"
+                f" {key_heads}: {why}"
             )
         return key_heads
 
@@ -160,14 +136,11 @@ class SelfAttention(_OneLayer):
                 "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
                 f" {type(rotary).__name__}"
             )
-        if "q" not in self.read or "k" not in self.read:
-            why = "reads no queries and keys that positions could turn:"
-            if self.shared and "q" in self.read:
-                why = (
-                    "reads queries that are its keys, each once: positions that turn both have no"
-                    " place to;"
-                )
-            raise ValueError(f"`{self.attention.program.name}` {why} leave rotary out")
+        if not {"q", "k"} <= {*self.read}:
+            shared = self.shared and "q" in self.read
+            why = "its queries are also its keys" if shared else "it has no queries and keys"
+            name = self.attention.program.name
+            raise ValueError(f"rotary cannot be used with `{name}`: {why}, so leave it out")
         return rotary
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -178,9 +151,8 @@ class SelfAttention(_OneLayer):
 
     def _start(self, generator: torch.Generator | None) -> None:
         if self.read:
-            for weight in torch.split(self.in_weight, self.widths):
+            for weight in (*torch.split(self.in_weight, self.widths), self.out.weight):
                 nn.init.xavier_uniform_(weight, generator=generator)
-            nn.init.xavier_uniform_(self.out.weight, generator=generator)
             for bias in (self.in_bias, self.out.bias):
                 if bias is not None:
                     nn.init.zeros_(bias)
@@ -197,7 +169,7 @@ class SelfAttention(_OneLayer):
         x: Tensor,
         *,
         key_padding_mask: Tensor | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         **unknown: Never,
     ) -> Tensor:
         """Attention of x [B, n, embed_dim] with itself, of the same shape.
@@ -208,9 +180,9 @@ class SelfAttention(_OneLayer):
         """
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.forward)
-        rest = {"dropout_p": self.dropout if self.training else 0}
-        out = self._attended(x, None, self.attention, key_padding_mask, inputs, rest)
-        return self._joined(out, x.shape[1])
+        parts, rest = self._heads(x, 0, key_padding_mask, inputs)
+        dropout_p = self.dropout if self.training else 0
+        return self._joined(self.attention(*parts, dropout_p=dropout_p, **rest), x.shape[1])
 
     def step(
         self,
@@ -218,7 +190,7 @@ class SelfAttention(_OneLayer):
         state: StreamState | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         keep_all: bool = False,
         **unknown: Never,
     ) -> tuple[Tensor, StreamState]:
@@ -232,68 +204,45 @@ class SelfAttention(_OneLayer):
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.step)
         if self.training and self.dropout:
-            raise ValueError(
-                "a step drops no weights, so that it is another thing than a call in training:"
-                " call eval() first"
-            )
-        check_state(state)
-        rest = {"state": state, "keep_all": keep_all}
-        attend = self.attention.step
-        out, after = self._attended(x, state, attend, key_padding_mask, inputs, rest)
+            raise ValueError("`step` applies no dropout: call eval() first")
+        # what is no state is refused by the attention
+        first = getattr(state, "position", 0)
+        parts, rest = self._heads(x, first, key_padding_mask, inputs)
+        out, after = self.attention.step(*parts, state, keep_all=keep_all, **rest)
         return self._joined(out, x.shape[1]), after
 
-    def _attended(
-        self,
-        x: Tensor,
-        state: StreamState | None,
-        attend: Callable[..., Any],
-        padding: Tensor | None,
-        inputs: Mapping[str, Tensor] | None,
-        rest: Mapping[str, Any],
-    ) -> Any:
-        """What the attention, or its step, returns of the heads of tokens behind a state."""
-        _check_floats("x", x)
-        if x.dim() != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if self.read and x.dtype != self.in_weight.dtype and not autocast:
-            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
-        if self.extra_tokens and state is None:
+    def _heads(
+        self, x: Tensor, first: int, padding: Tensor | None, inputs: Inputs
+    ) -> tuple[Parts, dict[str, Any]]:
+        """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
+        from a position on, v for what is not read, and what there is besides."""
+        weight = self.in_weight if self.read else None
+        _check_tokens({"x": x}, [self.embed_dim], (3,), "[B, n, {0}]", weight)
+        if self.extra_tokens and not first:
             x, padding, inputs = self._with_extra(x, padding, inputs)
-        parts = self._heads(x, 0 if state is None else state.position)
-        more = {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
-        return attend(*parts, **more, **rest)
-
-    def _heads(self, x: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens from a position on; v where unread."""
         named = {"v": x}
         if self.read:
             both = functional.linear(x, self.in_weight, self.in_bias)
-            if self.mixing == "gmlp":
-                both = functional.gelu(both)
+            both = functional.gelu(both) if self.mixing == "gmlp" else both
             named = dict(zip(self.read, torch.split(both, self.widths, -1), strict=True))
         counts = [1] * 3 if self.mixing else [self.num_heads] + 2 * [self.num_kv_heads]
         each = zip("qkv", counts, strict=True)
         q, k, v = (_split(named.get(name, named["v"]), count) for name, count in each)
-        k = self._with_shared(q, k)
+        k = _with_shared(self.shared, q, k)
         if self.rotary is not None:
             positions = self.attention.positions(first, x.shape[1], x.device)
             q, k = _turned(self.rotary, q, k, positions)
-        return q, k, v
+        return (q, k, v), {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
 
     def _joined(self, out: Tensor, count: int) -> Tensor:
         """The heads' outputs [B, H, n, d] as [B, count, embed_dim], of the last tokens."""
         out = out.transpose(1, 2).flatten(2)
-        if out.shape[1] > count:
-            out = out[:, out.shape[1] - count :]
+        out = out[:, out.shape[1] - count :]
         return cast(Tensor, self.out(out)) if self.read else out
 
     def _with_extra(
-        self,
-        x: Tensor,
-        padding: Tensor | None,
-        inputs: Mapping[str, Tensor] | None,
-    ) -> tuple[Tensor, Tensor | None, Mapping[str, Tensor] | None]:
+        self, x: Tensor, padding: Tensor | None, inputs: Inputs
+    ) -> tuple[Tensor, Tensor | None, Inputs]:
         """The tokens, their padding and inputs with the extra tokens before them."""
         attention: object = self.attention
         if not isinstance(attention, CompiledAttention):
@@ -308,24 +257,23 @@ class SelfAttention(_OneLayer):
         if isinstance(padding, Tensor) and padding.dim() == 2:
             padding = functional.pad(padding, (count, 0), value=True)
         longer = dict(inputs) if isinstance(inputs, Mapping) else {}
-        for entry in attention.program.inputs:
-            tensor = longer.get(entry.name)
+        for name, kind in ((x.name, x.kind) for x in attention.program.inputs):
+            tensor = longer.get(name)
             if not isinstance(tensor, Tensor):
                 continue
-            if entry.kind == "length":
-                longer[entry.name] = tensor + count
-            elif entry.kind == "numbers" and not tensor.is_floating_point():
+            if kind == "numbers" and not tensor.is_floating_point():
                 raise TypeError(
-                    f"the input `{entry.name}` must be real beside extra tokens, which have no"
-                    f" number, NaN; got {tensor.dtype}"
+                    f"the input `{name}` must be of a floating type, since extra tokens have"
+                    f" no value and get NaN, got {tensor.dtype}"
                 )
+            if kind == "length":
+                longer[name] = tensor + count
             elif tensor.dim() == 2:
-                value = BEFORE.get(entry.kind, -1)
-                longer[entry.name] = functional.pad(tensor, (count, 0), value=value)
+                longer[name] = functional.pad(tensor, (count, 0), value=BEFORE.get(kind, -1))
         return x, padding, longer or inputs
 
 
-class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
+class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`, whose heads read the pairs of one layer of a spec.
 
     Arguments, parameters, state dict, layouts, masks and what is returned are those of torch's
@@ -333,14 +281,6 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
     stands below `attention.` in the state dict. A bool mask is True where a key is *not* read, as
     ever in that class. What differs: a query that reads no key gets zeros, not NaN, and a few
     things are refused, with the reason, that a spec gives no meaning to.
-
-    >>> import attnspec, torch
-    >>> spec = attnspec.parse("attention near { attend window(radius = 2) }")
-    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
-    >>> layer.self_attn = attnspec.MultiheadAttention(32, 4, batch_first=True, spec=spec)
-    >>> encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    >>> encoder(torch.randn(1, 10, 32)).shape
-    torch.Size([1, 10, 32])
 
     Raises ValueError or TypeError for arguments that do not fit the spec.
     """
@@ -359,21 +299,21 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        spec: HasProgram,
+        spec: Any,
         layer: int = 0,
         backend: str = "auto",
     ) -> None:
-        asked = spec, embed_dim, num_heads, layer, backend
-        alone, embed_dim, num_heads, layer = _arguments(*asked, two=True)
-        _check_attends(alone, add_bias_kv, add_zero_attn)
+        core = _core(spec, embed_dim, num_heads, layer, backend, two=True)
+        attention, drawn_as, shared, width, heads = core
+        _check_attends(attention.program, add_bias_kv, add_zero_attn)
         more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
-        super().__init__(embed_dim, num_heads, check_dropout(dropout), bias, *more)
+        super().__init__(width, heads, check_dropout(dropout, "dropout"), bias, *more)
         # torch's own encoder layers run a kernel of theirs on the weights of a module for which
         # this is true, and its forward, with the spec, never
         self._qkv_same_embed_dim = False
-        self._hold(alone, layer, backend, embed_dim // num_heads)
-        self.attention.to(device=device, dtype=dtype)
-        self.one_sequence = _why_one_sequence(alone)
+        self.attention = attention.to(device=device, dtype=dtype)
+        self.layer, self._drawn_as, self.shared = index_of("layer", layer), drawn_as, shared
+        self.one_sequence = _why_one_sequence(attention.program)
 
     def _reset_parameters(self) -> None:
         # which weights there are says it, whatever fast paths are told
@@ -392,7 +332,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights with `need_weights`, as torch's class returns them.
 
@@ -407,7 +347,9 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         than 0 and -inf are added to scores in the same way. Weights are returned for up to
         `LIMITS.pairs_shown` keys.
         """
-        self._check(query, key, value)
+        named, widths = {"query": query, "key": key, "value": value}, [self.embed_dim]
+        form = "[n, {0}] or [B, n, {0}]" if self.batch_first else "[n, {0}] or [n, B, {0}]"
+        _check_tokens(named, [*widths, self.kdim, self.vdim], (2, 3), form, self.out_proj.weight)
         if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
         attention: object = self.attention
@@ -422,17 +364,15 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
                 f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
                 " need_weights=False returns the output alone"
             )
-        masks = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
-        extra = self._extra_keys(q)
-        values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
-        seen = values
+        real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
+        extra, values = self._extra_keys(q, v)
+        read, weights = values, None
         if need_weights:
             # of the identity, with a column where there are no keys, outputs are the weights
             count = values.shape[2]
             one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
-            seen = one.expand(*values.shape[:2], -1, -1)
-        out = self._attended(q, k, seen, extra, masks, inputs)
-        weights = None
+            read = one.expand(*values.shape[:2], -1, -1)
+        out = self._attended(q, k, read, extra, real, added, inputs)
         if need_weights:
             weights = out[..., : values.shape[2]]
             out = weights @ values
@@ -450,37 +390,36 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         q: Tensor,
         k: Tensor,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Which keys are real, and what is added to scores, as torch's class is told them."""
-        if is_causal and attn_mask is None and not self.attention.program.causal:
+        """Which keys are real, and what is added to scores, as torch's class is called."""
+        (batch, heads, n_q, _), n_k, real, added = q.shape, k.shape[2], None, None
+        causal = self.attention.program.causal
+        if is_causal and attn_mask is None and not causal:
             raise ValueError(
-                "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
-                " spec, or give the mask"
+                "is_causal needs attn_mask, which is not given: write `causal` in the spec, or pass"
+                " the mask"
             )
-        hinted = is_causal and self.attention.program.causal
-        added = None if hinted or attn_mask is None else _added(attn_mask, q, k)
-        real, more = _padding(key_padding_mask, q, k)
-        if more is not None:
-            added = more if added is None else added + more
+        if attn_mask is not None and not (is_causal and causal):
+            _check_mask("attn_mask", attn_mask, [n_q, n_k], [batch * heads, n_q, n_k])
+            added = attn_mask
+            if added.dtype == torch.bool:
+                added = torch.zeros_like(added, dtype=q.dtype).masked_fill(added, -torch.inf)
+            whole = added.dim() == 2
+            added = added[None, None] if whole else torch.unflatten(added, 0, (batch, heads))
+        if key_padding_mask is not None:
+            shapes = [[batch, n_k], *[[n_k]] * (batch == 1)]
+            _check_mask("key_padding_mask", key_padding_mask, *shapes)
+            mask = key_padding_mask.view(batch, n_k)
+            if mask.dtype == torch.bool:
+                return ~mask, added
+            real = mask > -torch.inf
+            plain = ((mask == 0) | ~real).all()
+            if is_watched(q):
+                why = "in a traced program key_padding_mask must hold 0 and -inf alone"
+                torch._assert_async(plain, why)
+            elif not plain:
+                more = mask[:, None, None]
+                added = more if added is None else added + more
         return real, added
-
-    def _check(self, *parts: Tensor) -> None:
-        """Raises unless query, key and value are dense floats of fitting shapes and type."""
-        for name, x in zip(("query", "key", "value"), parts, strict=True):
-            _check_floats(name, x)
-            if x.is_nested:
-                raise TypeError(
-                    f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
-                    " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
-                )
-        who, shapes = "query, key and value must", [list(x.shape) for x in parts]
-        if {len(shape) for shape in shapes} not in ({2}, {3}):
-            raise ValueError(f"{who} have two axes each, or three, got {shapes}")
-        widths = [self.embed_dim, self.kdim, self.vdim]
-        if [shape[-1] for shape in shapes] != widths:
-            raise ValueError(f"{who} end in {widths}, got the shapes {shapes}")
-        dtype, types = self.out_proj.weight.dtype, [str(x.dtype) for x in parts]
-        if set(types) != {str(dtype)} and not torch.is_autocast_enabled(parts[0].device.type):
-            raise TypeError(f"{who} be {dtype} as the weights, got {', '.join(types)}")
 
     def _heads(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """q, k and v [B, H, n, d] of query, key and value."""
@@ -493,60 +432,80 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         heads = []
         for x, weight, bias in zip(parts, weights, biases, strict=True):
             x = functional.linear(x, weight, bias)
-            if x.dim() == 2:
-                x = x[None]
-            elif not self.batch_first:
-                x = x.transpose(0, 1)
+            x = x[None] if x.dim() == 2 else x if self.batch_first else x.transpose(0, 1)
             heads.append(_split(x, self.num_heads))
         q, k, v = heads
-        return q, self._with_shared(q, k), v
+        return q, _with_shared(self.shared, q, k), v
 
-    def _extra_keys(self, q: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Scores [B, H, n_q, e] and values [1, H, e, d] of the learned and the zero key, if any."""
+    def _extra_keys(self, q: Tensor, v: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Scores [B, H, n_q, e] of the learned and the zero key, if any, and the values with theirs
+        behind."""
         if self.bias_k is None and not self.add_zero_attn:
-            return None
+            return None, v
         none = q.new_zeros(1, self.num_heads, int(self.add_zero_attn), self.head_dim)
         keys, values = (
             none if x is None else torch.cat([_split(x, self.num_heads).to(q.dtype), none], 2)
             for x in (self.bias_k, self.bias_v)
         )
-        return q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim), values
+        scores = q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim)
+        return scores, torch.cat([v, values.expand(len(v), -1, -1, -1)], 2)
 
     def _attended(
         self,
         q: Tensor,
         k: Tensor,
-        seen: Tensor,
-        extra: tuple[Tensor, Tensor] | None,
-        masks: tuple[Tensor | None, Tensor | None],
-        inputs: Mapping[str, Tensor] | None,
+        values: Tensor,
+        extra: Tensor | None,
+        real: Tensor | None,
+        added: Tensor | None,
+        inputs: Inputs,
     ) -> Tensor:
-        """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind.
-        More queries than keys, which every pair that is read allows, come as many at a time as
-        there are keys."""
-        (real, added), n_q, n_k = masks, q.shape[2], k.shape[2]
+        """The output [B, H, n_q, e] for the values of the keys and of extra ones behind, with their
+        scores. More queries than keys, which every pair that is read allows, come as many at a time
+        as there are keys."""
+        run, n_q, n_k, every = self.attention, q.shape[2], k.shape[2], dict(inputs or {})
         dropout_p = self.dropout if self.training else 0
-        rest: dict[str, Any] = {"layer": self._drawn_as, "return_lse": extra is not None}
-        rest |= {"key_padding_mask": real, "dropout_p": dropout_p, "inputs": inputs}
-        of_masked = self._drawn_as, (real, inputs, dropout_p), extra is not None
-        each: Sequence[Tensor] = [q]
-        rows: Sequence[Tensor | None] = [added]
-        if n_q > n_k > 0 and not self.attention.program.cross:
-            each = torch.split(q, n_k, 2)
-            whole = None if added is None else added.expand(-1, -1, n_q, -1)
-            rows = [None] * len(each) if whole is None else torch.split(whole, n_k, 2)
-        v, attend = seen[:, :, :n_k], self.attention
-        outputs: list[Any] = [
-            attend(x, k, v, **rest) if y is None else attend.masked((x, k, v), y, *of_masked)
-            for x, y in zip(each, rows, strict=True)
-        ]
+        rest: Any = {"key_padding_mask": real, "dropout_p": dropout_p}
+        rest |= {"layer": self._drawn_as, "return_lse": extra is not None}
+        size = n_k if 0 < n_k < n_q and not run.program.cross else n_q
+        masks: Sequence[Tensor | None] = [None] * -(-n_q // max(1, size))
+        name = ""
+        if added is not None:
+            _check_masked(run.program, q)
+            run, name = run.with_input("pairs", _masked)
+            masks = torch.split(added.expand(len(q), -1, n_q, n_k), size, 2)
+        outs: list[Any] = []
+        for rows, mask in zip(torch.split(q, size, 2), masks or [None], strict=True):
+            own = every if mask is None else {**every, name: mask}
+            outs.append(run(rows, k, values[:, :, :n_k], inputs=own, **rest))
         if extra is None:
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
-        output = [torch.cat(part, 2) for part in zip(*outputs, strict=True)]
-        scores = extra[0].to(output[1].dtype)
+            return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+        out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
+        scores = extra.to(lse.dtype)
         weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
-        more = weights.to(seen.dtype) @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
-        return merged((output[0], output[1]), more)[0]
+        more = weights.to(values.dtype) @ values[:, :, n_k:], torch.logsumexp(scores, -1)
+        return merged((out, lse), more)[0]
+
+
+def _masked(attend: Attend, name: str) -> Attend:
+    """The same with numbers added to its scores."""
+    total = Apply("+", (Symbol(SCORE), Symbol(f"{name}(q, k)")))
+    return replace(attend, scores=(*attend.scores, Score(EXPRESSION, (("value", total),))))
+
+
+def _check_masked(program: Program, q: Tensor) -> None:
+    """Raises ValueError where a mask cannot be added to scores."""
+    if is_watched(q) and not is_transformed():
+        raise ValueError(
+            "a mask of all pairs is not read in a traced program: say which pairs there are in"
+            " the spec, by patterns or run-time inputs"
+        )
+    for attend in program.attends:
+        if attend.mechanism is not None:
+            raise ValueError(
+                f"`{attend.mechanism.name}` has no scores that a mask could be added to: leave it"
+                " out, and say in the spec which pairs there are"
+            )
 
 
 def _is_same(query: Tensor, key: Tensor) -> bool:
@@ -569,35 +528,6 @@ def _check_mask(name: str, mask: Tensor, *shapes: list[int]) -> None:
         raise TypeError(f"{name} must be bool or of a floating type, got {mask.dtype}")
 
 
-def _added(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """What `attn_mask` adds to the scores, [1 or B, 1 or H, n_q, n_k]."""
-    (batch, heads, n_q, _), n_k = q.shape, k.shape[2]
-    _check_mask("attn_mask", mask, [n_q, n_k], [batch * heads, n_q, n_k])
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf)
-    return mask[None, None] if mask.dim() == 2 else torch.unflatten(mask, 0, (batch, heads))
-
-
-def _padding(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Which keys are real, bool [B, n_k], and what is added to scores, [B, 1, 1, n_k], or None."""
-    if mask is None:
-        return None, None
-    shape = [len(q), k.shape[2]]
-    _check_mask("key_padding_mask", mask, shape, *[shape[1:]] * (len(q) == 1))
-    mask = mask.view(shape)
-    if mask.dtype == torch.bool:
-        return ~mask, None
-    real = mask > -torch.inf
-    plain = ((mask == 0) | ~real).all()
-    if is_watched(q):
-        # a traced program has no numbers to go by
-        torch._assert_async(
-            plain, "in a traced program key_padding_mask must hold 0 and -inf alone"
-        )
-        return real, None
-    return real, None if plain else mask[:, None, None]
-
-
 def _check_attends(program: Program, learned: bool, zero: bool) -> None:
     """Raises unless every head weighs values by queries and keys, and a key without a position, if
     there is one, has a weight beside those of the spec."""
@@ -606,24 +536,23 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
         formula = attend.mechanism and attend.mechanism.name
         if formula in WHOLE:
             raise ValueError(
-                f"`{formula}` mixes tokens without queries and keys: `attnspec.SelfAttention` takes"
-                " it"
+                f"`{formula}` mixes tokens without queries and keys: use `attnspec.SelfAttention`"
             )
         if (learned or zero) and (formula or attend.normalize not in MERGED):
             what = formula or f"normalize {attend.normalize}"
             raise ValueError(
-                f"{name} adds a key to a softmax, and `{what}` is none: leave it out; `normalize"
-                " softmax1` has a zero logit"
+                f"{name} adds a key to a softmax, and the spec has `{what}`: leave it out, or write"
+                " `normalize softmax1`, which adds a zero logit"
             )
         if learned and (attend.scores or attend.scale is not None):
             raise ValueError(
-                "add_bias_kv adds a key without a position, whose score the spec's `score` or"
-                " `scale` does not tell: leave it out, or leave them out"
+                "add_bias_kv adds a key without a position, to which the `score` or `scale` of the"
+                " spec cannot be applied: leave it out, or remove them from the spec"
             )
     if program.extra_tokens:
         raise ValueError(
-            f"`{program.name}` has extra tokens, for which torch's class has no parameters:"
-            " `attnspec.SelfAttention` takes it"
+            f"`{program.name}` has extra tokens, for which torch's class has no parameters: use"
+            " `attnspec.SelfAttention`"
         )
 
 
@@ -635,34 +564,29 @@ def _why_one_sequence(program: Program) -> str:
         some = attend.mechanism is not None or attend.graph != Leaf("full", ())
         if program.causal or some or placed:
             return (
-                f"`{program.name}` says which positions of one sequence read each other, and query"
-                " is not key: give the same tensor as both, or views of the same numbers (equal"
-                " numbers in another place are not examined), or a spec of two sequences, `cross`"
+                f"`{program.name}` is for one sequence, and query and key are different tensors:"
+                " pass the same tensor for both (a view is fine, a copy is not), or for two"
+                " sequences write `cross` in the spec"
             )
     return ""
 
 
-def _arguments(
-    spec: HasProgram,
-    embed_dim: int,
-    num_heads: int | None,
-    layer: int,
-    backend: str,
-    two: bool = False,
-) -> tuple[Program, int, int, int]:
-    """The program of a layer, its sizes and its number, of which a module is built; raises unless
-    they fit. A layer of `two` sequences takes specs that say `cross`."""
+def _core(
+    spec: Any, embed_dim: int, num_heads: int | None, layer: int, backend: str, two: bool = False
+) -> tuple[CompiledAttention, int, tuple[int, ...], int, int]:
+    """The attention of one layer of a spec, the number it is called by, the heads whose keys are
+    their queries, the width and the heads; raises unless these fit. A layer of `two` sequences
+    takes specs that say `cross`."""
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
-        value: object = spec
         more = {
             str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
             int: ": the spec comes first, then the sizes",
         }
         raise TypeError(
             f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(value).__name__}{more.get(type(value), '')}"
+            f" {type(spec).__name__}{more.get(type(spec), '')}"
         )
     if num_heads is None and program.heads is None:
         raise TypeError(
@@ -675,19 +599,31 @@ def _arguments(
         raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
     if program.heads not in (None, heads):
         raise ValueError(
-            f"`{program.name}` declares {program.heads} heads, got num_heads = {heads};"
-            " to choose the count later, make it a parameter: `heads h` with `h` in the"
-            " attention's parameters"
+            f"num_heads must be the {program.heads} heads of `{program.name}`, got {heads}; {LATER}"
         )
     layer = check_layer(program, layer)
     require_willing(program, backend)
     if program.cross and not two:
         raise ValueError(
-            f"`{program.name}` joins two sequences, and a layer of self-attention has one: give it"
-            " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
-            " and keys of the other"
+            f"`{program.name}` has `cross`, and a layer of self-attention has one sequence: use"
+            " `attnspec.MultiheadAttention`"
         )
-    return of_layer(program, layer, heads), width, heads, layer
+    program = of_layer(program, layer, heads)
+    size = width if program.heads is None else width // heads
+    attention = CompiledAttention(plan_data(program, backend), size)
+    row = enumerate(program.row())
+    shared = tuple(head for head, slot in row if shares_keys(program.attends[slot].graph))
+    # layers that compute the same are one to what traces them
+    return attention, attention.engine.binder.alike(layer), shared, width, heads
+
+
+def _with_shared(shared: tuple[int, ...], q: Tensor, k: Tensor) -> Tensor:
+    """The keys [B, H, n, d] with queries in their place for the heads that share them."""
+    if not shared:
+        return k
+    same = torch.zeros(k.shape[1], dtype=torch.bool, device=k.device)
+    same[list(shared)] = True
+    return torch.where(same[:, None, None], q, k)
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
@@ -695,10 +631,31 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return torch.unflatten(x, 2, (heads, -1)).transpose(1, 2)
 
 
-def _check_floats(name: str, x: object) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
+def _check_tokens(
+    named: Mapping[str, Any],
+    widths: Sequence[int],
+    axes: tuple[int, ...],
+    form: str,
+    weight: Tensor | None,
+) -> None:
+    """Raises unless tokens are dense floats of the axes and the widths of a form, and of the type
+    of the weights, if there are any."""
+    count = {x.dim() for x in named.values() if isinstance(x, Tensor)}
+    for (name, x), width in zip(named.items(), widths, strict=True):
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
+        if x.is_nested:
+            raise TypeError(
+                f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
+                " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
+            )
+        if x.dim() not in axes or len(count) > 1 or x.shape[-1] != width:
+            each = f", each of as many axes as {', '.join(named)}" * (len(count) > 1)
+            raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if weight is not None and x.dtype != weight.dtype and not autocast:
+            raise TypeError(f"{name} must be {weight.dtype} as the weights, got {x.dtype}")
 
 
 def of_layer(program: Program, layer: int, heads: int) -> Program:
@@ -707,40 +664,34 @@ def of_layer(program: Program, layer: int, heads: int) -> Program:
     It serves every `layer` that it is called for, so that random graphs stay those of the layer.
     """
     row = program.row(layer)
-    attend = program.attends[row[0]]
+    attend, count = program.attends[row[0]], cast("int | None", heads)
     mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
     whole = mechanism is not None and mechanism.name in WHOLE
     if mechanism is not None and whole and "head" not in symbols_in(mechanism):
         row, count = row[:1], None
     else:
-        row, count = (row * heads)[:heads], heads
+        row = (row * heads)[:heads]
     kept = sorted(set(row))
-    return replace(
-        program,
-        attends=tuple(program.attends[slot] for slot in kept),
-        slots=(tuple(kept.index(slot) for slot in row),),
-        layers=None,
-        heads=count,
-    )
+    attends = tuple(program.attends[slot] for slot in kept)
+    slots = (tuple(kept.index(slot) for slot in row),)
+    return replace(program, attends=attends, slots=slots, layers=None, heads=count)
 
 
 def _read_by(program: Program) -> str:
     """Which of q, k and v the heads of a layer read."""
     read: set[str] = set()
     for attend in program.attends:
-        mechanism = attend.mechanism
+        mechanism, reads = attend.mechanism, "qkv"
         if shares_keys(attend.graph):
-            read |= set("qv")
-        elif mechanism is None or attend.graph is not None:
-            read |= set("qkv")
-        elif mechanism.name in WHOLE:
-            whole = "" if program.heads is None else "v"
-            read |= set("qv" if mechanism.name == "gmlp" else whole)
-        elif mechanism.name != "synthesizer" or dict(mechanism.arguments).get("products", False):
-            read |= set("qkv")
-        else:
-            kind = dict(mechanism.arguments).get("kind", "dense")
-            read |= set("qv" if kind in ("dense", "factorized_dense") else "v")
+            reads = "qv"
+        elif mechanism is not None and attend.graph is None:
+            arguments = dict(mechanism.arguments)
+            if mechanism.name in WHOLE:
+                reads = "qv" if mechanism.name == "gmlp" else "v" if program.heads else ""
+            elif mechanism.name == "synthesizer" and not arguments.get("products", False):
+                dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
+                reads = "qv" if dense else "v"
+        read |= set(reads)
     return "".join(name for name in "qkv" if name in read)
 
 

@@ -22,7 +22,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import active_fake_mode
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from attnspec.awaited import when_imported
 
@@ -83,29 +83,53 @@ class Given(NamedTuple):
 
         return engine_of(self.program)
 
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v."""
-        return self.q, self.k, self.v
-
     def call(
-        self, known: tuple[Tensor, Tensor] | None = None, transformed: bool = False
+        self, known: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Prepared, tuple[Tensor, Tensor, Tensor], Call]:
         """What the engine runs, and what of: the keys that count. Padding is there where it says
-        something, since models hand over masks of ones; what is `transformed` shows no numbers."""
+        something, since models hand over masks of ones; what is transformed shows no numbers."""
+        from attnspec.backends.common.torch_modes import is_transformed
         from attnspec.lower.work import Call
         from attnspec.runtime.call_checks import of_first_keys
 
-        engine, parts, padding = self.engine, self.parts, self.key_padding_mask
+        engine, draws = self.engine, (self.calls, self.asked)
         tables = dict(zip(engine.learned, self.learned, strict=True))
         names = (each.name for each in engine.program.inputs if each.kind != "pairs")
         data = dict(zip(names, self.inputs, strict=True))
-        call = Call(padding, self.dropout_p, tables, data, (self.calls, self.asked), known)
+        call = Call(self.key_padding_mask, self.dropout_p, tables, data, draws, known)
+        parts = self[:3]
         if self.keys is not None:
             parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
-        if call.padding is not None and not transformed and bool(call.padding.all()):
+        prepared = engine.prepare(self.layer, *parts[:2], self.query_start)
+        if call.padding is not None and not is_transformed() and bool(call.padding.all()):
             call = replace(call, padding=None)
-        return engine.prepare(self.layer, *parts[:2], self.query_start), parts, call
+        return prepared, parts, call
+
+    def gradients(
+        self,
+        above: Sequence[Tensor | None],
+        asks: Sequence[bool],
+        known: tuple[Tensor, Tensor] | None = None,
+    ) -> list[Tensor | None]:
+        """Those of q, k, v and what is learned that are asked for, from those of the outputs. Where
+        these are `known` they are not computed again; else gradients can be differentiated."""
+        from attnspec.backends.common.torch_modes import composed, derivatives, followed
+
+        again, every = known is None, (*self[:3], *self.learned)
+        with self.modes():
+            prepared, parts, call = self.call(known)
+            leaves = [*parts, *call.tables.values()]
+            if not again:
+                leaves = [x.detach().requires_grad_(a) for x, a in zip(leaves, asks, strict=True)]
+
+            def run(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Any:
+                whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
+                return self.engine.run(prepared, (q, k, v), whole, above[1] is not None)
+
+            with composed() if again else followed():
+                grads = derivatives(run, leaves, asks, above, again)
+        pairs = zip(every, grads, strict=True)
+        return [y if y is None else _of_all_keys(y, x) for x, y in pairs]
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -130,29 +154,25 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
     with at.modes():
         out, lse = at.engine.run(*at.call(), at.return_lse, reusable=True)
-    return _own(out, at.parts), cast(Tensor, lse).contiguous()
+    return _own(out, at[:3]), cast(Tensor, lse).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "attention_backward", "CompositeExplicitAutograd")
 def _derivatives(*given: Any) -> list[Tensor]:
-    grad, of_lse, out, lse, asks = given[:ABOVE]
-    at = Given(*given[ABOVE:])
-    with at.modes():
-        grads = at.engine.derivatives(*at.call((out, lse)), (grad, of_lse), asks)
-    every = (*at.parts, *at.learned)
-    above = [x for x in (grad, of_lse) if x is not None]
+    (*above, out, lse, asks), at = given[:ABOVE], Given(*given[ABOVE:])
+    every = zip((*at[:3], *at.learned), at.gradients(above, asks, (out, lse)), asks, strict=True)
+    seen = [x for x in above if x is not None]
     return [
-        _own(_of_all_keys(y, x), above) if ask else x.new_empty(0)
-        for x, y, ask in zip(every, grads, asks, strict=True)
+        x.new_empty(0) if not ask else torch.zeros_like(x) if y is None else _own(y, seen)
+        for x, y, ask in every
     ]
 
 
-def _of_all_keys(grad: Tensor | None, x: Tensor) -> Tensor:
-    """The gradient of a tensor, 0 of what was not read and of keys that do not count."""
-    if grad is None:
-        return torch.zeros_like(x)
-    more = x.shape[2] - grad.shape[2] if x.dim() == 4 else 0
-    return torch.nn.functional.pad(grad, (0, 0, 0, more)) if more else grad
+def _of_all_keys(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a tensor from that of its part of the keys that count."""
+    sizes = zip(x.shape[::-1], grad.shape[::-1], strict=True)
+    more = [each for size, part in sizes for each in (0, size - part)]
+    return torch.nn.functional.pad(grad, more) if any(more) else grad
 
 
 def _own(x: Tensor, given: Sequence[Tensor]) -> Tensor:
@@ -174,7 +194,7 @@ def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
 
 def _shapes_backward(*given: Any) -> list[Tensor]:
     at, asks = Given(*given[ABOVE:]), given[ABOVE - 1]
-    every = (*at.parts, *at.learned)
+    every = (*at[:3], *at.learned)
     return [x.new_empty(x.shape if ask else (0,)) for x, ask in zip(every, asks, strict=True)]
 
 
@@ -213,84 +233,63 @@ when_imported("torch.utils.flop_counter", _register_formulas)
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def _alike(operator: object, found: Sequence[Any]) -> Any:
-    """As many things as an operator returns, in a list or a tuple as it does."""
-    return tuple(found) if operator is _attention else list(found)
-
-
-class _Followed(_SingleLevelFunction):
-    """The derivatives of the operator. Torch's own registration would have none under torch.func,
-    and would lose tangents of forward mode without a word: what has no rule here is refused."""
-
-    @staticmethod
-    def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        result = _within(_attention, keys, given)
-        flat, ctx.tree = tree_flatten(list(given))
-        ctx.others = [None if isinstance(x, Tensor) else x for x in flat]
-        ctx.save_for_backward(*result, *(x if isinstance(x, Tensor) else None for x in flat))
-        ctx.set_materialize_grads(False)
-        if not Given(*given).return_lse:
-            ctx.mark_non_differentiable(result[1])
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, of_lse: Tensor | None) -> tuple[Any, ...]:
-        out, lse, *tensors = ctx.saved_tensors
-        flat = [y if x is None else x for x, y in zip(tensors, ctx.others, strict=True)]
-        at = Given(*tree_unflatten(flat, ctx.tree))
-        asks = [*ctx.needs_input_grad[2 : 5 + len(at.learned)]]
-        grads: Sequence[Tensor | None] = [None] * len(asks)
-        if grad is not None or of_lse is not None:
-            if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
-                # derivatives of derivatives: those of plain operations
-                with at.modes():
-                    call = at.call(transformed=True)
-                    grads = at.engine.derivatives(*call, (grad, of_lse), asks, again=True)
-                pairs = zip((*at.parts, *at.learned), grads, strict=True)
-                grads = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
-            else:
-                every = _attention_backward(grad, of_lse, out, lse, asks, *at)
-                grads = [x if ask else None for x, ask in zip(every, asks, strict=True)]
-        return None, None, *grads, *[None] * (len(ctx.needs_input_grad) - 2 - len(asks))
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(_FORWARD_MODE)
-
-
 _PLAINLY = (
     "or export it under `attnspec.runtime.composed()`, as plain operations, if no numbers decide"
     " its graph"
 )
 
-_FORWARD_MODE = (
-    "forward-mode differentiation (jvp) of an attention is not computed in a traced program: call"
-    f" the module itself, {_PLAINLY}"
-)
 
-
-def _each_decides(at: Given) -> bool:
-    """Whether the data of each sample that is mapped over decide: no plain operations tell what."""
-    from attnspec.backends.common.torch_modes import values_of
-    from attnspec.lower.lower import decided_leaves
-
-    mapped = any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in (at.q, at.k))
-    return mapped and bool(decided_leaves(at.engine.program))
-
-
-class _Last(_Followed):
-    """Gradients in a traced program, which have no derivatives of their own."""
+class _Followed(_SingleLevelFunction):
+    """The derivatives of the operator; of those that a traced program takes there are none. Torch's
+    own registration would have none under torch.func, and would lose tangents of forward mode
+    without a word: what has no rule here is refused."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        return tuple(_within(_attention_backward, keys, given))
+    def forward(ctx: Any, operator: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
+        # a function turns gradients off, and the levels of torch.func below it derive too
+        with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None):
+            result = tuple(_below(operator, keys, given))
+        ctx.once = operator is _attention
+        if ctx.once:
+            flat, ctx.tree = tree_flatten(list(given))
+            ctx.others = [None if isinstance(x, Tensor) else x for x in flat]
+            ctx.save_for_backward(*result, *(x if isinstance(x, Tensor) else None for x in flat))
+            ctx.set_materialize_grads(False)
+            if not Given(*given).return_lse:
+                ctx.mark_non_differentiable(result[1])
+        return result
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
+        if not ctx.once:
+            raise RuntimeError(
+                "derivatives of derivatives of an attention are not computed in a traced program,"
+                " nor under `vmap` where queries and keys decide: call the module itself, without"
+                f" `vmap`, {_PLAINLY}"
+            )
+        from attnspec.backends.common.torch_modes import is_batched
+
+        out, lse, *tensors = ctx.saved_tensors
+        flat = [y if x is None else x for x, y in zip(tensors, ctx.others, strict=True)]
+        at = Given(*tree_unflatten(flat, ctx.tree))
+        asks = [*ctx.needs_input_grad[3 : 6 + len(at.learned)]]
+        grads: Sequence[Tensor | None] = [None] * len(asks)
+        if any(x is not None for x in above):
+            # no plain operations tell what the data of each sample that is mapped over decide
+            each = is_batched(at.q, at.k) and at.engine.decided_leaves
+            if torch.is_grad_enabled() and active_fake_mode() is None and not each:
+                # derivatives of derivatives: those of plain operations
+                grads = at.gradients(above, asks)
+            else:
+                every = _attention_backward(*above, out, lse, asks, *at)
+                grads = [x if ask else None for x, ask in zip(every, asks, strict=True)]
+        return *[None] * 3, *grads, *[None] * (len(ctx.needs_input_grad) - 3 - len(asks))
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            "derivatives of derivatives of an attention are not computed in a traced program, nor"
-            " under `vmap` where queries and keys decide: call the module itself, without `vmap`,"
-            f" {_PLAINLY}"
+            "forward-mode differentiation (jvp) of an attention is not computed in a traced"
+            f" program: call the module itself, {_PLAINLY}"
         )
 
 
@@ -300,27 +299,21 @@ def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
 
 
-def _within(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
-    """The same inside the forward of a function, which has turned gradients off: the levels of
-    torch.func below it derive too, and look at whether they are on."""
-    with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None):
-        return _below(operator, keys, given)
-
-
-def _follows(operator: Any, function: Any) -> Callable[..., Any]:
+def _follows(operator: Any) -> Callable[..., Any]:
     def rule(keys: Any, *given: Any) -> Any:
         tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
         asks = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         if not asks and forward_ad._current_level < 0:
             return _below(operator, keys, given)
         with enable_single_level_autograd_function():
-            return _alike(operator, function.apply(keys, given, *tensors))
+            follow: Any = _Followed
+            return follow.apply(operator, keys, given, *tensors)
 
     return rule
 
 
-for _operator, _function in ((_attention, _Followed), (_attention_backward, _Last)):
-    _LIBRARY.impl(_operator, _follows(_operator, _function), "Autograd", with_keyset=True)
+for _operator in (_attention, _attention_backward):
+    _LIBRARY.impl(_operator, _follows(_operator), "Autograd", with_keyset=True)
 
 
 def _narrowed(*given: Any) -> Any:
@@ -339,51 +332,38 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: Sequence[Any], *given: Any) -> tuple[Any, Any]:
         size, at, dims = info.batch_size, Given(*given[above:]), Given(*in_dims[above:])
+
+        def changed(of: Callable[[Tensor, int | None], Tensor]) -> list[Any]:
+            """The arguments with each tensor, and its axis that is mapped over, changed."""
+
+            def one(x: Any, dim: int | None) -> Any:
+                return of(x, dim) if isinstance(x, Tensor) else x
+
+            every: list[Any] = tree_map(one, [*given], [*in_dims])
+            return every
+
+        def folded_in(x: Tensor, dim: int | None) -> Tensor:
+            """[size, B, …] in some order as [size B, …]."""
+            return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
         asked = above and any(given[above - 1][3:])
         alone = asked or at.seed is not None or at.keys is not None
         if alone or any(dim is not None for dim in dims.learned):
-            calls = (_each(partial(_picked, at=i), given, in_dims) for i in range(size))
-            outs = [torch.stack(x) for x in zip(*(operator(*call) for call in calls), strict=True)]
-            return _alike(operator, outs), _alike(operator, [0] * len(outs))
-        folded = _each(partial(_folded, size=size), given, in_dims)
+
+            def picked(x: Tensor, dim: int | None, at: int) -> Tensor:
+                return x if dim is None else x.select(dim, at)
+
+            outs = [operator(*changed(partial(picked, at=i))) for i in range(size)]
+            return [torch.stack(x) for x in zip(*outs, strict=True)], [0] * len(outs[0])
+        folded = changed(folded_in)
         folded[above + 4] = at.learned
         batch = len(folded[above]) // size
-        outs, out_dims = [], []
-        for x in operator(*folded):
-            # a gradient that nobody asked for has one axis
-            real = x.dim() != 1
-            outs.append(x.unflatten(0, (size, batch)) if real else x)
-            out_dims.append(0 if real else None)
-        return _alike(operator, outs), _alike(operator, out_dims)
+        # a gradient that nobody asked for has one axis
+        outs = [x.unflatten(0, (size, batch)) if x.dim() > 1 else x for x in operator(*folded)]
+        return outs, [0 if x.dim() > 1 else None for x in outs]
 
     return rule
 
 
-def _each(
-    change: Callable[[Tensor, int | None], Tensor], given: Sequence[Any], dims: Sequence[Any]
-) -> list[Any]:
-    """Arguments whose tensors are changed, each with the axis that is mapped over."""
-    return [
-        [change(*each) for each in zip(x, dim, strict=True)]
-        if isinstance(x, list | tuple) and any(isinstance(each, Tensor) for each in x)
-        else change(x, dim)
-        if isinstance(x, Tensor)
-        else x
-        for x, dim in zip(given, dims, strict=True)
-    ]
-
-
-def _picked(x: Tensor, dim: int | None, at: int) -> Tensor:
-    return x if dim is None else x.select(dim, at)
-
-
-def _folded(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """What is mapped over, [size, B, …] in some order, as [size B, …]."""
-    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.flatten(0, 1)
-
-
-torch.library.register_vmap("attnspec::attention", _batched(_attention, 0), lib=_LIBRARY)
-torch.library.register_vmap(
-    "attnspec::attention_backward", _batched(_attention_backward, ABOVE), lib=_LIBRARY
-)
+for _operator, _above in ((_attention, 0), (_attention_backward, ABOVE)):
+    torch.library.register_vmap(_operator, _batched(_operator, _above), lib=_LIBRARY)

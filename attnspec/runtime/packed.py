@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -16,18 +15,17 @@ from attnspec.backends.planner import AUTO
 from attnspec.graphs.forms.properties import moves_along
 from attnspec.graphs.forms.stability import unsteady_layer
 from attnspec.ir.normal_form import normal_term
-from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
-from attnspec.ir.serial import plan_data
+from attnspec.ir.program import Attend, Compound, InputRef, Leaf, Program, Term
 from attnspec.runtime.call_checks import (
     INTEGERS,
     PER_HEAD,
+    Inputs,
     Parts,
     check_input,
     check_layer,
     check_names,
     check_strided,
 )
-from attnspec.runtime.engine import engine_of, text_of
 from attnspec.runtime.module import CompiledAttention
 
 
@@ -41,7 +39,7 @@ def packed(
     *,
     layer: int = 0,
     dropout_p: float = 0.0,
-    inputs: Mapping[str, Tensor] | None = None,
+    inputs: Inputs = None,
 ) -> Tensor:
     """Attention of packed documents, each a sequence by itself: what a loop over them returns.
 
@@ -52,35 +50,27 @@ def packed(
 
     With `cu_seqlens_k` of keys, documents may have fewer queries, their last; inputs are of keys.
 
-    Where pairs depend on q - k and on labels alone, at every length (windows, strides, full and
-    causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of
-    the graph whose pairs lie in one document. Any other spec counts from the first position, or
-    from the last, or mixes whole sequences: documents of equal lengths are one call each. There a
-    mechanism that redraws its features counts every such call. `cu_seqlens` is read by the host
-    either way, which waits for a GPU unless it is on the CPU.
-
-    >>> import attnspec, torch
-    >>> module = attnspec.parse("attention near { causal attend window(radius = 3) }").compile()
-    >>> q, k, v = torch.randn(3, 10, 2, 8)
-    >>> attnspec.packed(module, q, k, v, torch.tensor([0, 4, 10])).shape
-    torch.Size([10, 2, 8])
+    Where pairs depend on q - k and on labels alone, at every length, one call computes all
+    documents. Any other spec counts from the first position, or from the last, or mixes whole
+    sequences: documents of equal lengths are one call each, and a mechanism that redraws its
+    features counts every such call. The host reads `cu_seqlens`, and waits for a GPU that has it.
 
     Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
     """
     if not isinstance(cast(object, module), CompiledAttention):
         raise TypeError(f"module must be what spec.compile() returns, got {type(module).__name__}")
-    rest: dict[str, Any] = {"layer": layer, "dropout_p": dropout_p}
     if torch.compiler.is_dynamo_compiling():
         # documents are counted before anything runs, which a traced program cannot
-        outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
-        arguments = module, q, k, v, cu_seqlens, cu_seqlens_k
-        return cast(Tensor, outside(*arguments, inputs=inputs, **rest))
-    if module.program.cross:
+        outside: Any = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
+        rest: Any = {"layer": layer, "dropout_p": dropout_p, "inputs": inputs}
+        return cast(Tensor, outside(module, q, k, v, cu_seqlens, cu_seqlens_k, **rest))
+    program = module.program
+    if program.cross:
         raise ValueError(
-            f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
+            f"`{program.name}` has `cross`, and packed documents are one sequence each: call"
             " the module for each document"
         )
-    rest["layer"] = check_layer(module.program, layer)
+    rest = {"layer": check_layer(program, layer), "dropout_p": dropout_p}
     nested = any(getattr(x, "is_nested", False) for x in (q, k, v))
     if nested:
         if cu_seqlens is not None or cu_seqlens_k is not None:
@@ -98,70 +88,59 @@ def _of_documents(
     parts: Parts,
     cu_seqlens: Tensor,
     cu_seqlens_k: Tensor | None,
-    inputs: Mapping[str, Tensor] | None,
+    inputs: Inputs,
     rest: Mapping[str, Any],
 ) -> Tensor:
     """The output [T, H, d_v] for q, k and v of all documents."""
-    (q, k, v), alike = parts, cu_seqlens_k is None
-    _check(q, k, v, alike=alike)
-    ends = keys = _ends(cu_seqlens, len(q), "cu_seqlens")
-    if cu_seqlens_k is not None:
-        keys = _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
-        _check_queries(ends, keys)
-    inputs = check_names(module.program, inputs)
-    for entry in module.program.inputs:
+    (q, k, _), program = parts, module.program
+    ends = _checked_ends(*parts, cu_seqlens, cu_seqlens_k)
+    inputs = check_names(program, inputs)
+    for entry in program.inputs:
         if entry.kind in PER_HEAD:
             raise ValueError(
-                f"the input `{entry.name}` is about heads of one sequence, and has no packed form:"
-                " call the module for each document"
+                f"the input `{entry.name}` cannot be used with packed documents: call the module"
+                " for each document"
             )
         if entry.name in inputs:
-            count = len(ends) - 1 if entry.kind == "length" else len(k)
+            count = len(ends[0]) - 1 if entry.kind == "length" else len(k)
             check_input(entry, inputs[entry.name], (count,), q.device)
-    together = alike and module.backend == AUTO and len(ends) > 2 and len(q) > 0
-    if not together or not _is_part(module.program, rest["layer"], q.shape[1]):
-        return _by_length(module, parts, (ends, keys), inputs, rest)
-    text, name = _labelled(module.program)
-    places = torch.arange(len(q), device=cu_seqlens.device)
-    labels = torch.searchsorted(cu_seqlens, places, right=True).to(q.device)
+    together = torch.equal(*ends) and module.backend == AUTO and len(ends[0]) > 2 and len(q) > 0
+    if not together or not _is_part(program, rest["layer"], q.shape[1]):
+        return _by_length(module, parts, ends, inputs, rest)
+    within, name = module.with_input("ids", _within)
+    places = torch.arange(len(q), device=q.device)
+    labels = torch.searchsorted(ends[0].to(q.device), places, right=True)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
-    q, k, v = (x.transpose(0, 1)[None] for x in parts)
-    within = module.replanned(engine_of(text))
-    out: Tensor = within.forward(q, k, v, inputs=whole, **rest)
+    rows = (x.transpose(0, 1)[None] for x in parts)
+    out: Tensor = within.forward(*rows, inputs=whole, **rest)
     return out[0].transpose(0, 1)
 
 
 def _by_length(
     module: CompiledAttention,
     parts: Parts,
-    ends: tuple[Sequence[int], Sequence[int]],
+    ends: tuple[Tensor, Tensor],
     inputs: Mapping[str, Tensor],
     rest: Mapping[str, Any],
 ) -> Tensor:
     """The documents of each length, of queries and of keys, in a call of their own."""
-    lengths = list(zip(*map(_lengths, ends), strict=True))
-    device = parts[0].device
+    sizes, device = torch.stack([x.diff() for x in ends], 1), parts[0].device
     kinds = {entry.name: entry.kind for entry in module.program.inputs}
     outs, order = [], []
     # of documents without queries there is nothing to compute, unless there are no others
-    for sizes in sorted({each for each in lengths if each[0]} or {(0, 0)}):
-        documents = [i for i, each in enumerate(lengths) if each == sizes]
+    for size in sorted({(n_q, n_k) for n_q, n_k in sizes.tolist() if n_q} or {(0, 0)}):
+        documents = (sizes == torch.tensor(size)).all(1).nonzero()[:, 0]
         rows, columns = (
-            torch.tensor([starts[i] for i in documents], dtype=torch.int64, device=device)[:, None]
-            + torch.arange(size, device=device)
-            for starts, size in zip(ends, sizes, strict=True)
+            (starts[documents, None] + torch.arange(count)).to(device)
+            for starts, count in zip(ends, size, strict=True)
         )
-        of_each = torch.tensor(documents, dtype=torch.int64, device=device)
+        of_each = documents.to(device)
         mine = {x: y[of_each if kinds[x] == "length" else columns] for x, y in inputs.items()}
         at = zip(parts, (rows, columns, columns), strict=True)
         out = module(*(x[index].transpose(1, 2) for x, index in at), inputs=mine, **rest)
         outs.append(out.transpose(1, 2).flatten(0, 1))
         order.append(rows.flatten())
     return torch.cat(outs)[torch.argsort(torch.cat(order))]
-
-
-def _lengths(ends: Sequence[int]) -> list[int]:
-    return [stop - start for start, stop in pairwise(ends)]
 
 
 @lru_cache(maxsize=256)
@@ -173,22 +152,14 @@ def _is_part(program: Program, layer: int, heads: int) -> bool:
     return all(graph is not None and moves_along(graph) for graph in alone)
 
 
-@lru_cache(maxsize=64)
-def _labelled(program: Program) -> tuple[str, str]:
-    """The plan of the same program within documents as a text, and its input of labels."""
-    taken = {entry.name for entry in program.inputs}
-    name = next(x for i in range(len(taken) + 1) if (x := f"document_{i}") not in taken)
-    within = Leaf("same", (("ids", InputRef(name, "ids")),))
-    attends = tuple(
-        replace(attend, graph=normal_term(Compound("&", (cast(Term, attend.graph), within))))
-        for attend in program.attends
-    )
-    inputs = (*program.inputs, Input(name, "ids"))
-    return text_of(plan_data(replace(program, attends=attends, inputs=inputs))), name
+def _within(attend: Attend, name: str) -> Attend:
+    """The same between positions of one label."""
+    same = Leaf("same", (("ids", InputRef(name, "ids")),))
+    return replace(attend, graph=normal_term(Compound("&", (cast(Term, attend.graph), same))))
 
 
-def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor | None]:
-    """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys that differ."""
+def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor]:
+    """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys."""
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
             raise TypeError(
@@ -204,46 +175,52 @@ def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor | None]:
             "k and v must be nested alike, with the same offsets:"
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
-    rows: Tensor = q.offsets()  # type: ignore[attr-defined]
-    columns = None if q.shape[2] == k.shape[2] else k.offsets()  # type: ignore[attr-defined]
+    rows, columns = (x.offsets() for x in (q, k))  # type: ignore[attr-defined]
     q, k, v = (x.values().transpose(0, 1) for x in given)
     return (q, k, v), rows, columns
 
 
-def _check_queries(ends: Sequence[int], keys: Sequence[int]) -> None:
-    """Raises where a document has more queries than keys."""
-    if len(ends) != len(keys):
-        raise ValueError(
-            "cu_seqlens and cu_seqlens_k must have as many documents, got"
-            f" {len(ends) - 1} and {len(keys) - 1}"
-        )
-    for document, sizes in enumerate(zip(_lengths(ends), _lengths(keys), strict=True)):
-        if sizes[0] > sizes[1]:
-            raise ValueError(
-                "the queries of a document are its last positions, so that there are at most as"
-                f" many as keys, got {sizes[0]} queries and {sizes[1]} keys in document {document}"
-            )
-
-
-def _check(*given: Tensor, alike: bool) -> None:
-    """Raises unless q, k and v are [T, H, d], of as many tokens if they are `alike`; what is left
-    the module checks."""
-    for name, x in zip("qkv", given, strict=True):
+def _checked_ends(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, cu_seqlens_k: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Where the queries and the keys of documents end; raises unless q, k and v are [T, H, d] of
+    such documents. What is left the module checks."""
+    named = {"q": q, "k": k, "v": v}
+    for name, x in named.items():
         check_strided(name, x)
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", given, strict=True))
-    same = given if alike else given[1:]
-    if any(x.dim() != 3 for x in given) or len({len(x) for x in same}) > 1:
-        fewer = "; of fewer queries than keys cu_seqlens_k says where the keys end" * alike
+    alike = cu_seqlens_k is None
+    if (
+        any(x.dim() != 3 for x in named.values())
+        or len({len(k), len(v), len(q if alike else k)}) > 1
+    ):
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
+        fewer = "; for fewer queries than keys pass cu_seqlens_k, too" * alike
         raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}{fewer}")
-    if is_watched(given[0]):
+    if is_watched(q):
         raise ValueError(
             "documents are counted before anything runs, which a traced program cannot: call"
             " `attnspec.packed` outside of it"
         )
+    rows = columns = _ends(cu_seqlens, len(q), "cu_seqlens")
+    if cu_seqlens_k is not None:
+        columns = _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
+    if len(rows) != len(columns):
+        raise ValueError(
+            "cu_seqlens and cu_seqlens_k must have as many documents, got"
+            f" {len(rows) - 1} and {len(columns) - 1}"
+        )
+    for document in (rows.diff() > columns.diff()).nonzero()[:1, 0].tolist():
+        n_q, n_k = (int(x.diff()[document]) for x in (rows, columns))
+        raise ValueError(
+            "the queries of a document are its last positions, so that there are at most as"
+            f" many as keys, got {n_q} queries and {n_k} keys in document {document}"
+        )
+    return rows, columns
 
 
-def _ends(offsets: Tensor, tokens: int, name: str) -> list[int]:
-    """Where documents begin and end; raises unless that is from 0 up to the number of tokens."""
+def _ends(offsets: Tensor, tokens: int, name: str) -> Tensor:
+    """Where documents begin and end, for the host; raises unless that is from 0 up to the number of
+    tokens."""
     value: object = offsets
     if not isinstance(value, Tensor) or value.dtype not in INTEGERS or value.dim() != 1:
         tensor = isinstance(value, Tensor)
@@ -255,4 +232,4 @@ def _ends(offsets: Tensor, tokens: int, name: str) -> list[int]:
         raise ValueError(
             f"{name} must ascend from 0 to the number of tokens, {tokens}, got {shown}"
         )
-    return ends
+    return torch.tensor(ends)

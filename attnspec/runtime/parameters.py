@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import product
 from typing import Any, cast
 
@@ -11,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, normals
 from attnspec.ir.mechanisms.declaration import Part
-from attnspec.ir.program import Program
 from attnspec.lower.lower import bias_tables, buckets_of
-from attnspec.lower.mechanism_sizes import learned_parts
+from attnspec.runtime.engine import Engine
 
 
 class Learner(nn.Module):
@@ -27,49 +25,45 @@ class Learner(nn.Module):
     for it, as those of torch's lazy modules do.
     """
 
-    def __init__(self, program: Program, head_size: int | None) -> None:
+    def __init__(self, engine: Engine, head_size: int | None) -> None:
         super().__init__()
-        self.program = program
-        self._biases = tuple(bias_tables(program).values())
-        self._parts = learned_parts(program)
-        rows = program.layers or 1, program.heads or 1
-        for (_, score), name in bias_tables(program).items():
-            self.register_parameter(name, nn.Parameter(torch.empty(*rows, buckets_of(score))))
-        for (_, part), name in self._parts.items():
-            sized = head_size is not None or not {"d", "d_v"} & set(part.shape)
-            table = torch.empty(self._shape(part, head_size or 0, head_size or 0))
+        self.program, self._parts = engine.program, engine.parts
+        # tables of `score bias` start at zero, so that no position is preferred
+        biases = {
+            name: Part(name, (buckets_of(x),)) for (_, x), name in bias_tables(self.program).items()
+        }
+        self._learned = biases | {name: part for (_, part), name in self._parts.items()}
+        for name, part in self._learned.items():
+            size = head_size if {"d", "d_v"} & set(part.shape) else 0
+            table = None if size is None else torch.empty(self._shape(part, size, size))
             if part.kept:
-                self.register_buffer(name, table if sized else UninitializedBuffer())
+                self.register_buffer(name, UninitializedBuffer() if table is None else table)
             else:
-                learned = nn.Parameter(table) if sized else UninitializedParameter()
+                learned = UninitializedParameter() if table is None else nn.Parameter(table)
                 self.register_parameter(name, cast(nn.Parameter, learned))
-        self._waits = any(True for _ in self._waiting())
+        self._waits = bool(self._waiting())
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Starts what is learned anew: tables of `score bias` at zero, so that no position is
-        preferred, and what mechanisms learn as their papers say, drawn with the generator."""
-        for name in self._biases:
-            nn.init.zeros_(self.get_parameter(name))
-        late = dict(self._waiting())
-        for (_, part), name in self._parts.items():
-            if name not in late:
-                _start(self.learned(name), part, generator)
+        """Starts what is learned anew, as papers say, drawn with the generator."""
+        for name, x in self._tensors():
+            if name in self._learned and not is_lazy(x):
+                _start(x, self._learned[name], generator)
 
     def make_parameters(
         self, head_size: int, value_size: int, device: torch.device | None = None
     ) -> None:
         """Makes and starts the parameters that wait for the size of a head, and of its values."""
-        late = dict(self._waiting())
-        if late and torch.compiler.is_compiling():
+        waiting = self._waiting()
+        if waiting and torch.compiler.is_compiling():
             raise ValueError(
-                f"{', '.join(f'`{name}`' for name in late)} must have a size before the module is"
-                f" traced: build it with head_size={head_size}, or call it once"
+                f"{', '.join(f'`{name}`' for name in waiting)} must have a size before the module"
+                f" is traced: build it with head_size={head_size}, or call it once"
             )
-        for (_, part), name in self._parts.items():
-            if name in late:
-                late[name].materialize(self._shape(part, head_size, value_size), device=device)
-                _start(self.learned(name), part, None)
+        for name in waiting:
+            part, parameter = self._learned[name], cast(Any, self.learned(name))
+            parameter.materialize(self._shape(part, head_size, value_size), device=device)
+            _start(parameter, part, None)
         self._waits = False
 
     def check_sizes(self, q: Tensor, v: Tensor | None) -> None:
@@ -91,21 +85,21 @@ class Learner(nn.Module):
 
     def _shape(self, part: Part, head_size: int, value_size: int) -> tuple[int, ...]:
         """[layers or 1, heads or 1, *shape] for heads of a size."""
-        layers, heads = self.program.layers or 1, self.program.heads or 1
-        sizes = {"d": head_size, "d_v": value_size}
-        inner = (sizes[entry] if isinstance(entry, str) else entry for entry in part.shape)
-        return (1 if part.layers else layers, 1 if part.heads else heads, *inner)
+        layers = 1 if part.layers else self.program.layers or 1
+        heads = 1 if part.heads else self.program.heads or 1
+        sizes: dict[Any, Any] = {"d": head_size, "d_v": value_size}
+        return layers, heads, *(sizes.get(entry, entry) for entry in part.shape)
 
-    def _waiting(self) -> Iterator[tuple[str, UninitializedParameter | UninitializedBuffer]]:
-        for name, parameter in [*self._parameters.items(), *self._buffers.items()]:
-            # its class derives from that of parameters at run time alone
-            value: object = parameter
-            if isinstance(value, UninitializedParameter | UninitializedBuffer):
-                yield name, value
+    def _waiting(self) -> list[str]:
+        """The names of what has no shape yet."""
+        return [name for name, x in self._tensors() if is_lazy(x)]
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        return [*self._parameters.items(), *self._buffers.items()]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         LazyModuleMixin._lazy_load_hook(self, state_dict, prefix, *rest)  # type: ignore[arg-type]
-        self._waits = any(True for _ in self._waiting())
+        self._waits = bool(self._waiting())
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # what waits for its shape has no numbers to detach
@@ -115,22 +109,19 @@ class Learner(nn.Module):
 def _start(parameter: Tensor, part: Part, generator: torch.Generator | None) -> None:
     """Fills a parameter as its part says."""
     with torch.no_grad():
-        match part.start:
-            case "normal" | "scaled":
-                width = parameter.shape[-1] if part.start == "scaled" else 1
-                deviation = part.by / math.sqrt(max(1, width))
-                parameter.normal_(0.0, deviation, generator=generator)
-            case "uniform":
-                parameter.uniform_(-part.by, part.by, generator=generator)
-            case "drawn":
-                # Gaussian rows [layers, heads, count, d] by the seed, layer and head
-                layers, heads, count, size = parameter.shape
-                for layer, head in product(range(layers), range(heads)):
-                    stream = Stream(int(part.by), CENTROIDS, layer, head)
-                    rows = normals(stream, np.arange(count), size)
-                    parameter[layer, head] = torch.from_numpy(rows)
-            case _:
-                parameter.fill_({"constant": part.by, "ones": 1.0}.get(part.start, 0.0))
+        if part.start in ("normal", "scaled"):
+            width = parameter.shape[-1] if part.start == "scaled" else 1
+            parameter.normal_(0.0, part.by / math.sqrt(max(1, width)), generator=generator)
+        elif part.start == "uniform":
+            parameter.uniform_(-part.by, part.by, generator=generator)
+        elif part.start == "drawn":
+            # Gaussian rows [layers, heads, count, d] by the seed, layer and head
+            layers, heads, count, size = parameter.shape
+            for at in product(range(layers), range(heads)):
+                rows = normals(Stream(int(part.by), CENTROIDS, *at), np.arange(count), size)
+                parameter[at] = torch.from_numpy(rows)
+        else:
+            parameter.fill_({"constant": part.by, "ones": 1.0}.get(part.start, 0.0))
 
 
 class Draws(nn.Module):
@@ -148,12 +139,12 @@ class Draws(nn.Module):
     def of(self, layer: int) -> tuple[int, int]:
         """How often a layer was called, and how often anew was asked for."""
         calls = self.last if again() else self.calls
-        return calls[layer if layer < len(calls) else 0], self.asked
+        return calls[layer % len(calls)], self.asked
 
     def count(self, layer: int) -> None:
         """One more call of a layer in training."""
         if not again():
-            row = layer if layer < len(self.calls) else 0
+            row = layer % len(self.calls)
             self.last[row] = self.calls[row]
             self.calls[row] += 1
 

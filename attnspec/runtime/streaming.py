@@ -9,17 +9,16 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.key_cache import GraphStream
+from attnspec.backends.common.key_cache import GraphStream, KeyCache
 from attnspec.backends.planner import choose
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import OF_QUERIES, Compound, Input, Program, Term
+from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
-from attnspec.runtime.call_checks import along_positions, check_promise
 from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
@@ -27,11 +26,6 @@ Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 
 Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch.device]"
 """Samples, heads and sizes of q, k and v, their type and device: the same in all steps."""
-
-Kept: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Mapping[str, Tensor]]"
-"""The state of data-dependent graphs: the keys [B, K, n, d] and values [B, K, n, d_v] of
-all positions, which of them are real, None where all are, and the inputs, those with a number for
-each position of all of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,14 +54,13 @@ class StreamState:
         tensors = tuple((x.shape[0], x.shape[1], x.shape[3]) for x in (q, k, v)), q.dtype, q.device
         if state is None:
             return StreamState(0, (None,) * len(works), works, tensors)
-        check_state(state)
+        if not isinstance(cast(object, state), StreamState):
+            kind = type(state).__name__
+            raise TypeError(f"state must be what a step returned, or None, got {kind}")
         if state.tensors != tensors:
             raise ValueError(f"the state is of {_words(state.tensors)}, got {_words(tensors)}")
         if state.works != works:
-            raise ValueError(
-                "the state is of another layer or module: what its heads compute is not what these"
-                " compute"
-            )
+            raise ValueError("the state is of another layer or module, with other heads")
         return state
 
     def __repr__(self) -> str:
@@ -76,17 +69,6 @@ class StreamState:
     def after(self, positions: int, parts: Iterable[object]) -> StreamState:
         """The state so many positions later."""
         return replace(self, position=self.position + positions, parts=tuple(parts))
-
-    def with_marked(self, program: Program, data: Mapping[str, Tensor]) -> StreamState:
-        """The state with marked tokens counted; ValueError where an input promises fewer."""
-        marked = dict(self.marked)
-        for entry in program.inputs:
-            if entry.at_most is None or entry.name not in data:
-                continue
-            here = data[entry.name].sum(-1)
-            marked[entry.name] = marked.get(entry.name, 0) + here
-            check_promise(entry.name, entry.at_most, marked[entry.name])
-        return replace(self, marked=marked)
 
     def selected(self, samples: Tensor) -> StreamState:
         """The state of some samples, by their numbers, int64 [B']: in another order, more than once
@@ -122,12 +104,6 @@ class StreamState:
         return [*tensors.values()]
 
 
-def check_state(state: object) -> None:
-    """Raises TypeError unless it is a state, or None."""
-    if state is not None and not isinstance(state, StreamState):
-        raise TypeError(f"state must be what a step returned, or None, got {type(state).__name__}")
-
-
 def _mapped(part: Any, of: Callable[[Tensor], Tensor]) -> Any:
     """What is kept, with something done to each of its tensors."""
     if isinstance(part, Tensor):
@@ -135,7 +111,8 @@ def _mapped(part: Any, of: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(part, Mapping):
         return {name: _mapped(each, of) for name, each in part.items()}
     if isinstance(part, tuple):
-        return tuple(_mapped(each, of) for each in part)
+        mapped = (_mapped(each, of) for each in part)
+        return part._make(mapped) if hasattr(part, "_make") else tuple(mapped)
     if not is_dataclass(part):
         return part
     each: Any = part
@@ -154,36 +131,33 @@ def _words(tensors: Tensors) -> str:
 
 def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     """What groups of heads compute at every length; ValueError where that is not one thing."""
-    program = binder.program
-    name = program.name
+    program, name = binder.program, binder.program.name
     if program.cross:
         raise ValueError(
-            f"`{name}` joins two sequences, of which the keys are there from the start: call the"
-            " module with the next queries and their `query_start`"
+            f"`step` is for one growing sequence, and `{name}` has `cross`: call the module with"
+            " the next queries and their `query_start`"
         )
     if not program.causal:
         raise ValueError(
-            f"`{name}` is not causal: a position may read later ones, so that no step"
-            " can answer before the end"
+            f"`step` needs a causal spec, and `{name}` may read later positions: write the"
+            " statement `causal`"
         )
     if program.grid:
-        raise ValueError(f"`{name}` is a pattern of cells, and a grid has no next position")
-    fault = unsteady_layer(program, layer, heads)
-    if fault is not None:
+        raise ValueError(f"`step` needs a sequence that grows, and the grid of `{name}` does not")
+    if (fault := unsteady_layer(program, layer, heads)) is not None:
         raise ValueError(must_be_stable(name, fault))
     works = binder.works(layer, heads, 1, 1)
     lengths = {entry.name for entry in program.inputs if entry.kind == "length"}
     for work, _ in works:
-        for name in lengths.intersection(work.reads):
+        for length in lengths.intersection(work.reads):
             raise ValueError(
-                f"the graph reads the length `{name}`, a number of the whole sequence, which is not"
-                " known before the end: where it is, call the module with the last queries and all"
-                " keys"
+                f"`step` cannot use the input `{length}`, a length that may change as the sequence"
+                " grows: if it is known, call the module with the last queries and all keys"
             )
         if work.decided and work.mechanism is not None:
             raise ValueError(
-                f"`{work.decided[0].name}` beside a mechanism has no state to go on from: a step"
-                " takes it alone, or beside other graphs"
+                f"`step` cannot run `{work.decided[0].name}` that is added to a mechanism, only"
+                " alone or with other graphs"
             )
     return works
 
@@ -203,11 +177,13 @@ def stream_kernel(
 ) -> Kernel:
     """What goes on with a work of some heads of a layer; raises ValueError where nothing can.
     With `keep_all` heads that look back without a bound keep every key."""
-    if work.mechanism is not None and not work.hybrid:
+    kernel: Any = None
+    if work.mechanism is not None:
         kernel = choose(work, device.type, backend).build(work, heads, device)
-        if not isinstance(kernel, Streamable):
-            raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
-        return kernel
+        if not work.hybrid:
+            if isinstance(kernel, Streamable):
+                return cast(Kernel, kernel)
+            raise ValueError(f"`step` cannot run `{work.mechanism.name}`: it has no state to keep")
     promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
     bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
     if bound is None or (bound.marked and lag):
@@ -219,18 +195,16 @@ def stream_kernel(
         words += [] if program.heads is None else [f"head {ranges(heads)}"]
         place = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"`{written(_unbounded(term, graph, promised))}`{place} has"
-            " no bound on how far back a position reads, at every length: a step keeps"
-            " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
-            " promises how many there are, `input x: tokens(at_most = 16)`; `keep_all=True` keeps"
-            " every key, in a state that grows, and a call takes the last queries with all keys"
+            f"`step` keeps a fixed number of keys, and"
+            f" `{written(_unbounded(term, graph, promised))}`{place} may read any earlier one:"
+            " pass `keep_all=True`, with a state that grows, or use windows, blocks, first"
+            " positions, or `columns(x)` with `input x: tokens(at_most = 16)`"
         )
     # an input that is read at earlier positions is kept with their keys
     reach = replace(bound, before=bound.before + lag)
-    if work.mechanism is None:
+    if kernel is None:
         return cast(Kernel, GraphStream(work, reach, heads, device))
-    kernel = choose(work, device.type, backend).build(work, heads, device)
-    return cast(Kernel, kernel.streamed(reach, heads))  # type: ignore[attr-defined]
+    return cast(Kernel, kernel.streamed(reach, heads))
 
 
 def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) -> Term:
@@ -242,18 +216,12 @@ def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) 
     return term
 
 
-def followed(before: Kept | None, later: Kept, program: Program) -> Kept:
-    """What is kept with the next positions behind it; of inputs about queries these alone."""
+def followed(before: KeyCache | None, new: KeyCache, program: Program) -> KeyCache:
+    """What is kept with the next positions behind it; inputs that are not about keys are those of
+    these alone."""
     if before is None:
-        return later
-    both, inputs, padding = (before, later), before[3], None
-    if before[2] is not None or later[2] is not None:
-        ones = (x.new_ones(len(x), x.shape[2], dtype=torch.bool) for x, *_ in both)
-        real = [y if x[2] is None else x[2] for x, y in zip(both, ones, strict=True)]
-        padding = torch.cat(real, 1)
-
-    def joined(entry: Input, x: Tensor, axis: int) -> Tensor:
-        return x if entry.kind in OF_QUERIES else torch.cat([inputs[entry.name], x], axis)
-
-    keys, values = (torch.cat(each, 2) for each in zip(before[:2], later[:2], strict=True))
-    return keys, values, padding, along_positions(program, later[3], joined)
+        return new
+    kinds = {x.name: x.kind for x in program.inputs}
+    of_keys = {x: y for x, y in new.data.items() if kinds[x] in {*POSITIONS} - {*OF_QUERIES}}
+    every = before.joined(replace(new, data=of_keys))
+    return replace(every, data={**new.data, **every.data})

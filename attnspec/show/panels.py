@@ -107,7 +107,7 @@ def header(spec: Elaborated, n: int, layer: int | None, head: int | None) -> tup
 
 
 def facts(counted: Tally) -> list[str]:
-    """`540 of 4,096 pairs (13.2 %)` and `1 to 9 keys a query`."""
+    """`540 of 4,096 pairs (13.2 %)` and `1 to 9 keys per query`."""
     most = counted.queries * counted.n
     if most == 0:
         return ["0 pairs"]
@@ -118,7 +118,7 @@ def facts(counted: Tally) -> list[str]:
     keys = f"{counted.least:,}"
     if counted.most != counted.least:
         keys = f"{counted.least:,} to {counted.most:,}"
-    keys = f"{keys} {'key' if keys == '1' else 'keys'} a query"
+    keys = f"{keys} {'key' if keys == '1' else 'keys'} per query"
     return [pairs, keys + (f", from {counted.sampled:,} rows" if counted.sampled else "")]
 
 

@@ -144,6 +144,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
 
 
+def count_of(number: int, one: str, many: str = "") -> str:
+    """A number of things: `1 layer`, `2 layers`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def three_digits(number: float) -> str:
     """A number to three digits, or whole where it has more before the point."""
     rounded = float(f"{number:.3g}")

@@ -19,8 +19,9 @@ from attnspec.ir.program import Program, leaves
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.meaning import SIZE, held_rows
+from attnspec.verification.numbers import SIZE
 from attnspec.verification.samples import sample_inputs
+from attnspec.verification.tables import held_rows
 
 
 class Alone(CompiledAttention):

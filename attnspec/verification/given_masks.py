@@ -38,26 +38,24 @@ class HeadDifference:
         """What is to be said of the head."""
         if self.equal:
             return [f"head {self.head}: the same {self.in_both:,} pairs"]
-        lines, firsts = [f"head {self.head}: they differ"], []
-        for title, pairs in (("spec", self.only_in_spec), ("mask", self.only_in_mask)):
-            examples = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
-            more = ", …" if pairs.count > len(pairs.examples) else ""
-            some = f"  {examples}{more}" if pairs else ""
-            lines.append(f"  only in the {title}  {pairs.count:,}{some}")
-            firsts += [] if pairs.first is None else [pairs.first]
-        lines.append(f"  in both           {self.in_both:,}")
-        here, there = (row_text(relation, min(firsts), n) for relation in self.relations)
-        line = f"  query {min(firsts):,} reads {here} in the spec, {there} in the mask"
-        return [*lines, line]
+        lines, sides = [f"head {self.head}: they differ"], (self.only_in_spec, self.only_in_mask)
+        for title, pairs in zip(("spec", "mask"), sides, strict=True):
+            shown = [*(f"({q}, {k})" for q, k in pairs.examples)]
+            shown += ["…"] * (pairs.count > len(shown))
+            lines.append(f"  only in the {title}  {pairs.count:,}  {', '.join(shown)}".rstrip())
+        first = min(pairs.first for pairs in sides if pairs.first is not None)
+        here, there = (row_text(relation, first, n) for relation in self.relations)
+        return [
+            *lines,
+            f"  in both           {self.in_both:,}",
+            f"  query {first:,} reads {here} in the spec, {there} in the mask",
+        ]
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
-        return {
-            "head": self.head,
-            "only_in_spec": self.only_in_spec.to_dict(),
-            "only_in_mask": self.only_in_mask.to_dict(),
-            "in_both": self.in_both,
-        }
+        sides = {"only_in_spec": self.only_in_spec, "only_in_mask": self.only_in_mask}
+        shown = {name: pairs.to_dict() for name, pairs in sides.items()}
+        return {"head": self.head, **shown, "in_both": self.in_both}
 
 
 @dataclass(frozen=True)
@@ -200,64 +198,52 @@ def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int
 
     Raises AttnSpecError where it fails, and where samples 0 and 1 of a batch have other pairs.
     """
+    from torch.nn.attention.flex_attention import create_mask
+
     if 0 in sides:
         return np.zeros((heads, *sides), bool)
-    mask: np.ndarray = _of_batch(mask_mod, 1, sides, heads)[0]
-    try:
-        second = _of_batch(mask_mod, 2, sides, heads)[1]
-    except AttnSpecError:
-        # what it captures has one sample, so no other could be asked for
-        return mask
-    if (second != mask).any():
-        head, query, key = np.argwhere(second != mask)[0].tolist()
+    for batch in (2, 1):
+        try:
+            masks: np.ndarray = create_mask(mask_mod, batch, heads, *sides, device="cpu").numpy()
+            break
+        except Exception as error:
+            # what it captures may have one sample, so that no other can be asked for
+            if batch == 1:
+                raise AttnSpecError(
+                    f"the mask function fails at n = {sides[1]}: {first_line(error)}"
+                ) from error
+    wrong = np.argwhere(masks[-1] != masks[0])
+    if len(wrong):
+        head, query, key = wrong[0].tolist()
         raise AttnSpecError(
             "pairs of the mask function depend on the number of the sample in the batch: samples 0"
             f" and 1 differ in head {head} at ({query}, {key}); compare one of them:"
             " `lambda b, h, q, k: mask_mod(b * 0, h, q, k)` is sample 0"
         )
-    return mask
+    own: np.ndarray = masks[0]
+    return own
 
 
 def _require_lists(mask: Any, found: np.ndarray) -> None:
     """Raises where the block lists of a BlockMask and its function, bool [heads, m, n], have other
     pairs: compiled, FlexAttention goes by both, and uncompiled by the function alone."""
-    if tuple(mask.seq_lengths) != found.shape[1:]:
-        lengths, (m, n) = list(mask.seq_lengths), found.shape[1:]
-        raise AttnSpecError(f"the BlockMask must be of [{m}, {n}], got one of {lengths}")
-    some = _blocks(mask, mask.kv_num_blocks, mask.kv_indices)
-    every = np.zeros_like(some)
-    if mask.full_kv_num_blocks is not None:
-        every = _blocks(mask, mask.full_kv_num_blocks, mask.full_kv_indices)
-    wrong = (found & ~(some | every)) | (every & ~found)
-    if wrong.any():
-        head, query, key = np.argwhere(wrong)[0].tolist()
+    (high, wide), (m, n) = mask.BLOCK_SIZE, mask.seq_lengths
+    if (m, n) != found.shape[1:]:
+        own = list(found.shape[1:])
+        raise AttnSpecError(f"the BlockMask must be of {own}, got one of {[m, n]}")
+    some = mask.to_dense()[0].bool().cpu().numpy()
+    every, lists = np.zeros_like(some), (mask.full_kv_num_blocks, mask.full_kv_indices)
+    if lists[0] is not None:
+        full = type(mask).from_kv_blocks(*(x[:1] for x in lists), BLOCK_SIZE=mask.BLOCK_SIZE)
+        every = full.to_dense()[0].bool().cpu().numpy()
+    some, every = (x.repeat(high, 1).repeat(wide, 2)[:, :m, :n] for x in (some, every))
+    wrong = np.argwhere((found & ~some) | (every & ~found))
+    if len(wrong):
+        head, query, key = wrong[0].tolist()
         raise AttnSpecError(
             f"the block lists of the BlockMask and its mask function disagree in head {head} at"
             f" ({query}, {key}): compiled, FlexAttention would compute other pairs than uncompiled"
         )
-
-
-def _blocks(mask: Any, counts: Any, columns: Any) -> np.ndarray:
-    """The pairs of the blocks that a BlockMask lists, bool [H, m, n], of its first sample."""
-    lists = type(mask).from_kv_blocks(counts[:1], columns[:1], BLOCK_SIZE=mask.BLOCK_SIZE)
-    held: np.ndarray = lists.to_dense()[0].bool().cpu().numpy()
-    (high, wide), (m, n) = mask.BLOCK_SIZE, mask.seq_lengths
-    return held.repeat(high, 1).repeat(wide, 2)[:, :m, :n]
-
-
-def _of_batch(
-    mask_mod: Callable[..., Any], batch: int, sides: tuple[int, int], heads: int
-) -> np.ndarray:
-    """The masks of so many samples, bool [batch, heads, m, n]."""
-    from torch.nn.attention.flex_attention import create_mask
-
-    try:
-        mask: np.ndarray = create_mask(mask_mod, batch, heads, *sides, device="cpu").numpy()
-    except Exception as error:
-        raise AttnSpecError(
-            f"the mask function fails at n = {sides[1]}: {first_line(error)}"
-        ) from error
-    return mask
 
 
 def _mod(mask: object) -> Callable[..., Any] | None:

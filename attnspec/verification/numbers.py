@@ -11,7 +11,9 @@ from torch import Tensor
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.scalars import parts_of
 from attnspec.lower.work import Work
-from attnspec.verification.meaning import SIZE, Meaning, Results
+
+SIZE = 16
+"""The size of the heads that are tried."""
 
 NAMES = ("output", "dq", "dk", "dv")
 
@@ -63,36 +65,7 @@ def error_bound(exact: Tensor, dense: Tensor, dtype: torch.dtype, largest: float
     return SLACK * error + ROUNDINGS * torch.finfo(dtype).eps * largest
 
 
-def numbers_fault(
-    meaning: Meaning, found: Results, exact: Results, rough: Results | None
-) -> tuple[int, int | None, str] | None:
-    """The first of the numbers of a module that errs too much: its head, the place of the query
-    where it is one of its outputs, and what is wrong. `exact` are those of the definition in
-    float64 and `rough` in the type of the module, None for float64."""
-    bases = exact.heads if rough is None else rough.heads
-    for head in meaning.heads:
-        for name, *three in zip(NAMES, found.heads, exact.heads, bases, strict=True):
-            mine, right, base = (x[head] for x in three)
-            fault = _fault(name, mine, right, base, exact.largest[head], rough is None)
-            if fault is not None:
-                return head, fault[0] if name == "output" else None, fault[1]
-    if rough is None:
-        return None
-    largest = max(exact.largest[head] for head in meaning.heads)
-    pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
-    learned = [meaning.learned_by(meaning.heads, x.learned) for x in (found, exact, rough)]
-    for called, name in meaning.learned:
-        for mine, right, base in zip(*(x[called] for x in learned), strict=True):
-            # a table's gradient adds up all pairs, and the errors of a sum grow as its root
-            size = max(largest, right.abs().max().item())
-            size *= math.sqrt(max(1.0, pairs / right.numel()))
-            fault = _fault(f"gradient of {name}", mine, right, base, size, False)
-            if fault is not None:
-                return meaning.heads[0], None, fault[1]
-    return None
-
-
-def _fault(
+def row_fault(
     name: str,
     found: Tensor,
     exact: Tensor,

@@ -1,54 +1,62 @@
-"""The layers of a module that compute the same, held against the definition."""
+"""The layers of a module that compute the same, held against what they are meant to compute:
+outputs, gradients and weights, straight from the definition."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnspec.backends.common.masks import with_data
-from attnspec.backends.planner import choose
-from attnspec.graphs.relation import Relation
+from attnspec.backends.common.score_formula import scale_of, shares
+from attnspec.backends.common.scores import ScoreFunction
+from attnspec.backends.factored.definitions import cancelled, defined, has_weights, weights_of
+from attnspec.backends.planner import AUTO, choose
+from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.stack import TooMuch
+from attnspec.ir.program import Program
+from attnspec.ir.scalars import PAIR
+from attnspec.ir.serial import plan_data
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
+from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import time_text
-from attnspec.verification.meaning import (
-    Known,
-    Meaning,
-    Numbers,
-    Results,
-    Run,
-    Works,
-    gradients,
-    results,
+from attnspec.verification.numbers import (
+    EXACT,
+    NAMES,
+    ROUNDINGS,
+    SIZE,
+    SMALLEST,
+    moderate,
+    row_fault,
 )
-from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
-from attnspec.verification.tables import tables_fault
+from attnspec.verification.tables import held_rows, tables_fault
 
 LAID_OUT = 5.0
 """Seconds that the forward of a head may be estimated to take for its layout to be built."""
 
+CLOSE = 1e-9
+"""How far float64 numbers of what tensors decide may be apart, for numbers of about 1."""
+
 RUN = 20.0
 """Seconds that the forward of all heads may be estimated to take for it to be run."""
 
-Depth: TypeAlias = Literal["whole", "once", "tables", "pairs", "values"]
+Depth: TypeAlias = Literal["whole", "pairs", "values"]
 
-ANY = Relation()
-"""What stands for the graph of a work whose pairs are known."""
-
-Computed: TypeAlias = "frozenset[tuple[Work, tuple[int, ...], bytes]]"
-
+Works: TypeAlias = "tuple[tuple[Work, tuple[int, ...]], ...]"
+"""What groups of heads compute."""
 
 _COMPARED = {
     (False, torch.float64): "each pair is weighed once, no other pair",
@@ -58,42 +66,292 @@ _COMPARED = {
 }
 """What is compared of graphs, or of formulas, in a type."""
 
+_KINDS = {"pairs": (torch.float64,), "values": (torch.float32,)}
+"""The types in which numbers are compared, where these are not both."""
 
 SHARED = ", whose text is what it runs"
 """What is added of a mechanism that the definition itself computes."""
 
+Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
+"""What the definition says, kept for other modules that are asked the same."""
 
+
+class Numbers(NamedTuple):
+    """What heads compute with, the gradient of their outputs [H, r, d], q [H, n_q, d], k and
+    v [H, n, d], and what is learned; or what comes of it, outputs and the gradients of the same."""
+
+    heads: tuple[Tensor, ...]
+    learned: Mapping[str, Tensor]
+
+    def to(self, dtype: torch.dtype) -> Numbers:
+        """The same in another type."""
+        learned = {name: x.to(dtype) for name, x in self.learned.items()}
+        return Numbers(tuple(x.to(dtype) for x in self.heads), learned)
+
+
+@dataclass(frozen=True, eq=False)
+class Meaning:
+    """Heads of one work of a layer, which a backend computes: its relation is the graph with the
+    inputs that are tried. `learned` are what the formula calls what is learned, and the names of
+    the parameters. `tables`, if there are any, are what a kernel holds, these heads the `place`-th
+    in them; `shared` says that the kernel runs the text of the definition; `seconds` is the
+    estimate for one head, 0 for a sequence short enough to try."""
+
+    trial: Trial
+    work: Work
+    heads: tuple[int, ...]
+    backend: str
+    seconds: float
+    learned: tuple[tuple[str, str], ...]
+    tables: Tables[np.ndarray] | None
+    place: int
+    shared: bool
+
+    @cached_property
+    def held(self) -> np.ndarray | None:
+        """The keys that the examined queries read, bool [r, n]; None for a mechanism."""
+        if self.work.mechanism is not None:
+            return None
+        asked = self.work.relation, self.trial.rows, self.trial.n
+        key = asked[0], asked[1].tobytes(), asked[2]
+        held: np.ndarray = self.trial.known.get(key, lambda: held_rows(*asked))
+        return held
+
+    @property
+    def weighs(self) -> bool:
+        """Whether pairs have weights."""
+        return self.held is not None or has_weights(self.work)
+
+    def chunks(self) -> Iterator[tuple[list[int], slice]]:
+        """Heads and places of examined queries that are computed in one go."""
+        many, step, count = 1, max(1, len(self.trial.rows)), len(self.trial.rows)
+        if self.held is not None:
+            many = max(1, LIMITS.pairs_at_once // max(1, self.held.size))
+            step = max(1, LIMITS.pairs_at_once // max(1, self.held.shape[1]))
+        for first in range(0, len(self.heads), many):
+            for low in range(0, count, step):
+                yield list(self.heads[first : first + many]), slice(low, low + step)
+
+    def learned_by(self, heads: Sequence[int], learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What some heads have learned, [h or 1, …], by what the formula calls it."""
+        parameters = {}
+        for called, name in self.learned:
+            rows = learned[name][self.trial.layers[0] if len(learned[name]) > 1 else 0]
+            parameters[called] = rows[list(heads)] if len(rows) > 1 else rows
+        return parameters
+
+    def weights(
+        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool = False
+    ) -> Tensor:
+        """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
+        some, places = list(heads), self.trial.at[at]
+        if self.held is None:
+            return weights_of(self.work, *self._alone(some[0], numbers), steady=steady)[
+                None, places
+            ]
+        _, q, k, _ = numbers.heads
+        scores = (q[some][:, places] * scale_of(self.work, q.shape[2])) @ k[some].mT
+        change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
+        symbols, tables = self._symbols(some, places), self.learned_by(some, numbers.learned)
+        pairs = torch.from_numpy(self.held[at])
+        scores = change(scores[None, :, None, None], symbols, tables, pairs=pairs)[0, :, 0, 0]
+        row_shares = shares(scores, pairs, self.work.normalize)
+        if steady and row_shares.total is not None:
+            row_shares = replace(row_shares, total=row_shares.total.detach())
+        return row_shares.weights
+
+    def _symbols(self, heads: list[int], places: Tensor) -> dict[str, Tensor]:
+        """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
+        trial, rows = self.trial, places + self.trial.first
+        found = {"q": rows[:, None], "k": torch.arange(trial.n)}
+        for entry in trial.program.inputs:
+            x = trial.data[entry.name][0]
+            if entry.kind == "length":
+                found[f"{entry.name}()"] = x
+            elif entry.kind in READ:
+                x = pad(x, (0, trial.n - len(x)))
+                found |= {f"{entry.name}(q)": x[rows][:, None], f"{entry.name}(k)": x}
+            elif entry.kind == "pairs":
+                x = pad(x[:, places], (0, trial.n - x.shape[2]))
+                found[f"{entry.name}{PAIR}"] = (x[heads] if len(x) > 1 else x)[None, :, None, None]
+        return found
+
+    def outputs(self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool) -> Tensor:
+        """The outputs [h, rows, d]."""
+        v = numbers.heads[3]
+        if self.weighs:
+            weights = self.weights(heads, at, numbers, steady)
+            return weights @ v[list(heads), : weights.shape[2]]
+        head, q, k, tables = self._alone(heads[0], numbers)
+        return defined(self.work, head, q, k, v[head, : len(k)], tables)[None, self.trial.at[at]]
+
+    def _alone(self, head: int, numbers: Numbers) -> tuple[int, Tensor, Tensor, dict[str, Tensor]]:
+        """A head, with its queries, keys, and what it has learned and its scores read."""
+        _, q, k, _ = numbers.heads
+        tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
+        if self.work.changes.inputs:
+            tables |= self._symbols([head], torch.arange(len(q[head])))
+        return head, q[head], k[head, : self.trial.keys], tables
+
+    def cancelled(self, head: int, numbers: Numbers) -> float:
+        """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
+        if self.held is not None or not self.weighs:
+            return 1.0
+        parts = self._alone(head, numbers)
+        return max(1.0, cancelled(self.work, *parts))
+
+
+def results(
+    meanings: Sequence[Meaning], numbers: Numbers, *, sized: bool
+) -> tuple[Numbers, tuple[float, ...]]:
+    """What heads are meant to compute and, if `sized`, the largest numbers [H] that stand in it, or
+    would without the part of the gradients that goes through the sums of weights: the two parts may
+    cancel, and leave the roundings of numbers of that size."""
+
+    def chunks(followed: Numbers, steady: bool) -> Iterator[tuple[Any, Tensor]]:
+        for meaning in meanings:
+            for at in meaning.chunks():
+                yield at, meaning.outputs(*at, followed, steady)
+
+    plain = swept(lambda followed: chunks(followed, False), numbers)
+    if not sized:
+        return plain, ()
+    steady = swept(lambda followed: chunks(followed, True), numbers)
+    sizes = [x.abs().flatten(1).amax(1) for x in (*plain.heads, *steady.heads[1:]) if x[0].numel()]
+    largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(plain.heads[0])
+    with torch.no_grad():
+        for meaning in meanings:
+            for head in meaning.heads:
+                most = meaning.cancelled(head, numbers)
+                largest[head] = most * max(largest[head], most * (meaning.held is None))
+    return plain, tuple(largest)
+
+
+def swept(chunks: Callable[[Numbers], Iterable[tuple[Any, Tensor]]], numbers: Numbers) -> Numbers:
+    """Outputs that come in chunks, each with its place in [H, r], and what their gradient leaves of
+    q, k, v and what is learned; zeros for what they do not depend on."""
+    grad, *given = numbers.heads
+    leaves = [
+        x if x.requires_grad else x.detach().requires_grad_()
+        for x in (*given, *numbers.learned.values())
+    ]
+    out, grads = torch.zeros_like(grad), [torch.zeros_like(x) for x in leaves]
+    followed = Numbers((grad, *leaves[:3]), dict(zip(numbers.learned, leaves[3:], strict=True)))
+    for at, part in chunks(followed):
+        out[at] = part.detach()
+        # of a sum, because torch loads sympy to compare the shapes of an output and its gradient
+        total = (part * grad[at]).sum()
+        if total.requires_grad:
+            found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            grads = [x + y for x, y in zip(grads, found, strict=True)]
+    learned = dict(zip(numbers.learned, grads[3:], strict=True))
+    return Numbers((out, *grads[:3]), learned)
+
+
+def numbers_fault(
+    meaning: Meaning,
+    found: Numbers,
+    exact: Numbers,
+    rough: Numbers | None,
+    sizes: Sequence[float],
+) -> tuple[int, int | None, str] | None:
+    """The first of the numbers of a module that errs too much: its head, the place of the query
+    where it is one of its outputs, and what is wrong. `exact` are those of the definition in
+    float64, the largest of each head `sizes`, and `rough` those in the type of the module, None for
+    float64."""
+    three = found, exact, rough or exact
+    for head in meaning.heads:
+        for name, *parts in zip(NAMES, *(x.heads for x in three), strict=True):
+            mine, right, base = (x[head] for x in parts)
+            fault = row_fault(name, mine, right, base, sizes[head], rough is None)
+            if fault is not None:
+                return head, fault[0] if name == "output" else None, fault[1]
+    if rough is None:
+        return None
+    largest = max(sizes[head] for head in meaning.heads)
+    pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
+    learned = [meaning.learned_by(meaning.heads, x.learned) for x in three]
+    for called, name in meaning.learned:
+        for mine, right, base in zip(*(x[called] for x in learned), strict=True):
+            # a table's gradient adds up all pairs, and the errors of a sum grow as its root
+            size = max(largest, right.abs().max().item())
+            size *= math.sqrt(max(1.0, pairs / right.numel()))
+            fault = row_fault(f"gradient of {name}", mine, right, base, size, False)
+            if fault is not None:
+                return meaning.heads[0], None, fault[1]
+    return None
+
+
+@dataclass(eq=False)
 class Trial:
-    """The checks of heads that compute some works."""
+    """Calls of a layer of a module, which stands for others that compute the same, for a batch of
+    one, with the last `n_q` of `n` positions; between two sequences the first `keys` of these are
+    keys. `forced` says that tables run whatever they cost."""
 
-    def __init__(self, run: Run, works: Works, depth: Depth, forced: bool, known: Known) -> None:
-        """`forced` says that tables run whatever they cost. Raises TooMuch where building what
-        runs, or its mask, is not affordable."""
-        self.run, self.depth, self.known, self.skipped = run, depth, known, list[str]()
-        values = {name: x[0].numpy() for name, x in run.data.items()}
+    module: CompiledAttention
+    program: Program
+    data: Mapping[str, Tensor]
+    n_q: int
+    n: int
+    keys: int
+    layers: tuple[int, ...]
+    heads: int
+    works: Works
+    depth: Depth
+    forced: bool
+    known: Known
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return self.n - self.n_q
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether every pair is examined, and weighed."""
+        return self.n <= LIMITS.every_pair and len(self.rows) == self.n_q
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The positions whose numbers are examined."""
+        n, n_q = self.n, self.n_q
+        short = n <= LIMITS.every_pair and self.heads * n_q * n <= LIMITS.pairs_evaluated
+        if short and self.depth != "values":
+            return np.arange(self.first, n)
+        return sample_rows(n_q, min(LIMITS.queries_sampled, LIMITS.scores_sampled // n), self.first)
+
+    @property
+    def at(self) -> Tensor:
+        """Where these stand among the queries."""
+        return torch.from_numpy(self.rows - self.first)
+
+    @cached_property
+    def parts(self) -> list[Meaning]:
+        """What the heads mean, with what runs them. Raises TooMuch where building that, or its
+        mask, is not affordable."""
+        values = {name: x[0].numpy() for name, x in self.data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
         chosen = []
-        for work, _ in works:
+        for work, _ in self.works:
             resolved = replace(work, relation=with_data(work.relation, plain), reads=())
-            backend = choose(work, "cpu", run.module.backend)
+            backend = choose(work, "cpu", self.module.backend)
             seconds = backend.cost(resolved) if work.n_k > LIMITS.every_pair else 0.0
             _require_affordable(work, backend.name, seconds)
             chosen.append((resolved, backend.name, seconds))
-        q, k = (torch.empty(1, run.heads, rows, 0) for rows in (run.n_q, run.keys))
-        engine, program = run.module.engine, run.module.program
-        data, tables = taken_apart(program, check_inputs(program, run.data, q, k, None), run.keys)
-        call = Call(data=data, tables=tables)
-        given = engine.laid_out((q, k, k), call)[1].data
-        prepared = engine.prepare(run.layers[0], q, k)
+        q, k = (torch.empty(1, self.heads, rows, 0) for rows in (self.n_q, self.keys))
+        engine, program = self.module.engine, self.module.program
+        data, tables = taken_apart(program, check_inputs(program, self.data, q, k, None), self.keys)
+        given = engine.laid_out((q, k, k), Call(data=data, tables=tables))[1].data
         kernels = {
             head: (group.kernel, place)
-            for group in prepared.groups
+            for group in engine.prepare(self.layers[0], q, k).groups
             for place, head in enumerate(group.heads)
         }
-        self.parts: list[Meaning] = []
-        for (work, heads), (resolved, name, seconds) in zip(works, chosen, strict=True):
+        parts = []
+        for (work, heads), (resolved, name, seconds) in zip(self.works, chosen, strict=True):
             kernel, place = cast("tuple[Any, int]", kernels[heads[0]])
-            if forced and hasattr(kernel, "dense_seconds"):
+            if self.forced and hasattr(kernel, "dense_seconds"):
                 # tables that were asked for are tried also where dense would cost less
                 kernel.dense_seconds = math.inf
             if hasattr(kernel, "kernel_of"):
@@ -108,161 +366,189 @@ class Trial:
             if work.mechanism is None:
                 resolved = replace(resolved, reads=work.reads)
             learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
+            tried = held if isinstance(held, Tables) else None
             shared = getattr(kernel, "runs_definition", False)
-            tried = held if isinstance(held, Tables) else None, place, shared
-            means = resolved, heads, name, run, self.rows, learned, known, seconds
-            self.parts.append(Meaning(*means, *tried))
+            means = self, resolved, heads, name, seconds, learned, tried, place, shared
+            parts.append(Meaning(*means))
+        return parts
 
-    @property
-    def computed(self) -> Computed:
-        """What is computed of numbers: works, whatever says which pairs they have, and pairs."""
-        every = np.arange(self.run.first, self.run.n)
-        return frozenset(
-            (replace(part.work, relation=ANY), part.heads, part.read(every).tobytes())
-            for part in self.parts
-        )
-
-    @property
-    def exhaustive(self) -> bool:
-        """Whether every pair is examined, and weighed."""
-        return self.run.n <= LIMITS.every_pair and len(self.rows) == self.run.n_q
+    def check(
+        self,
+        heads: tuple[int, ...] | None,
+        backend: str,
+        what: str,
+        queries: int,
+        fault: str | None,
+    ) -> Check:
+        """What was compared of some heads, None for all together."""
+        if fault is not None and self.first:
+            fault = f"{fault}; queries are counted from {self.first} on"
+        if heads is not None and self.program.heads is None and len(heads) == self.heads:
+            heads = None
+        return Check(self.layers, heads, backend, what, queries, self.n_q, fault)
 
     def checks(self) -> Iterator[Check]:
         """What is compared: the tables that kernels hold, and outputs and gradients in float64, of
         which nothing but roundings may differ, and in float32. Of `pairs` the last is left out, and
         of `values` all but the last."""
-        run, depth = self.run, self.depth
-        if depth != "values":
+        if self.depth != "values":
             yield from self._table_checks()
-        meanings = self._meanings() if depth != "tables" and self._runs() else []
+        kinds = _KINDS.get(self.depth, (torch.float64, torch.float32))
+        meanings = self._meanings() if self._runs() else []
         if not meanings:
             return
         drawn = self._drawn(meanings)
-        exact = self._meant(meanings, drawn)
-        kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
-        for kind in kinds.get(depth, (torch.float64, torch.float32)):
-            numbers, rough = drawn, None
-            if kind == torch.float32:
-                numbers = drawn.to(kind)
-                rough = self._meant(meanings, numbers)
-            results = self._found(numbers)
+        exact, sizes = self._meant(meanings, drawn)
+        for kind in kinds:
+            single = kind == torch.float32
+            numbers = drawn.to(kind)
+            rough = self._meant(meanings, numbers)[0] if single else None
+            learned = dict(self.module.named_parameters()) if single else {}
+            found = self.results(self.module, numbers._replace(learned=learned), self.at)
             for each in meanings:
-                if rough is None and not each.weighs:
+                if not (single or each.weighs):
                     continue
-                fault = numbers_fault(each, results, exact, rough)
+                fault = numbers_fault(each, found, exact, rough, sizes)
                 text = None if fault is None else fault[2]
-                if fault is not None and rough is None:
-                    text = self._pair_fault(each, fault, drawn) or text
+                if fault is not None and fault[1] is not None and not single:
+                    text = self._pair_fault(each, fault[0], fault[1], drawn) or text
                 what = _COMPARED[each.held is None, kind] + SHARED * each.shared
-                yield run.check(each.heads, each.backend, what, len(self.rows), text)
+                yield self.check(each.heads, each.backend, what, len(self.rows), text)
+
+    def decided_checks(self) -> Iterator[Check]:
+        """What is compared of graphs that tensors decide, of all heads together: with the dense
+        definition of the same."""
+        k = self.drawn(self.n)
+        shared = any(work.unit_keys for work, _ in self.works)
+        q = k[:, self.first :].clone() if shared else self.drawn(self.n_q)
+        formulas = any(work.mechanism is not None for work, _ in self.works)
+        plan = plan_data(replace(self.program, crossing=None), AUTO if formulas else "dense")
+        definition = CompiledAttention(plan).eval()
+        definition.make_parameters(q.shape[2], q.shape[2])
+        definition.load_state_dict(self.module.state_dict())
+        # with the unit vectors as values, the output is the weights themselves
+        units = torch.eye(self.keys, dtype=q.dtype).expand(self.heads, -1, -1)
+        read = self.called(self.module, q, k, units).detach() != 0
+        parts = q[None], k[None, :, : self.keys]
+        pairs = definition.pairs(*parts, layer=self.layers[0], inputs=self.data)[0]
+        what, fault = "keys are read that were decided, and no others", None
+        for work, heads in self.works:
+            for head in heads:
+                wrong = read[head] & ~pairs[head]
+                if work.normalize != "relu":
+                    wrong = read[head] != pairs[head]
+                if fault is None and bool(wrong.any()):
+                    at, key = wrong.nonzero()[0].tolist()
+                    verb = "is read" if bool(read[head, at, key]) else "is not read"
+                    fault = f"head {head}: key {key} {verb} by query {at + self.first}"
+        yield self.check(None, self.module.backend, what, self.n_q, fault)
+        given = self.drawn(self.n_q), q, k, self.drawn(self.n)
+        mine, meant = (
+            self.results(each, Numbers(given, dict(each.named_parameters())), slice(None))
+            for each in (self.module, definition)
+        )
+        what, fault = "outputs and gradients agree with the definition", None
+        names = *NAMES, *meant.learned
+        both = ((*x.heads, *x.learned.values()) for x in (mine, meant))
+        for name, one, other in zip(names, *both, strict=True):
+            size, apart = (float(x.abs().max()) if x.numel() else 0.0 for x in (other, one - other))
+            if fault is None and not apart <= CLOSE * max(1.0, size):
+                fault = f"{name} differs by {apart:.3g}"
+        yield self.check(None, self.module.backend, what, self.n_q, fault)
 
     def _runs(self) -> bool:
         """Whether numbers are computed; raises TooMuch where nothing would be examined then."""
-        run, seconds = self.run, sum(part.seconds * len(part.heads) for part in self.parts)
-        many = run.n * run.heads > LIMITS.positions_computed
-        if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
+        seconds = sum(part.seconds * len(part.heads) for part in self.parts)
+        many = self.n * self.heads > LIMITS.positions_computed
+        if self.n <= LIMITS.every_pair or not (seconds > RUN or many):
             return True
         reason = (
-            f"weights, outputs and gradients: {run.heads} heads of {run.n:,} positions, estimated"
+            f"weights, outputs and gradients: {self.heads} heads of {self.n:,} positions, estimated"
             f" to take {time_text(seconds)} (up to {LIMITS.positions_computed:,} positions of all"
             f" heads, and {time_text(RUN)}, are run)"
         )
         if all(part.tables is None for part in self.parts):
-            raise TooMuch(f"n = {run.n:,} is too long for {reason}")
+            raise TooMuch(f"n = {self.n:,} is too long for {reason}")
         self.skipped.append(reason)
         return False
 
     def _table_checks(self) -> Iterator[Check]:
-        run = self.run
-        few = sample_rows(run.n_q, LIMITS.queries_sampled, run.first)
+        few = sample_rows(self.n_q, LIMITS.queries_sampled, self.first)
         for part in self.parts:
             if part.tables is not None:
-                arguments = part.tables, part.place, run.n_q, part.work.relation, run.n, few
-                queries, fault = tables_fault(*arguments)
+                where = part.place, self.n_q, part.work.relation, self.n, few
+                queries, fault = tables_fault(part.tables, *where)
                 what = "each pair lies once in its tables, no other pair"
-                yield run.check(part.heads, part.backend, what, queries, fault)
-                if queries < run.n_q:
+                yield self.check(part.heads, part.backend, what, queries, fault)
+                if queries < self.n_q:
                     self.skipped.append("the pairs that tables hold of other queries")
 
-    # --- what is meant ---------------------------------------------------------------------------
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """The positions whose numbers are examined."""
-        n, n_q = self.run.n, self.run.n_q
-        short = n <= LIMITS.every_pair and self.run.heads * n_q * n <= LIMITS.pairs_evaluated
-        if short and self.depth != "values":
-            return np.arange(n - n_q, n)
-        most = min(LIMITS.queries_sampled, LIMITS.scores_sampled // n)
-        return sample_rows(n_q, most, n - n_q)
-
-    @property
-    def _at(self) -> Tensor:
-        """Where these stand among the queries."""
-        return torch.from_numpy(self.rows - self.run.first)
+    # --- numbers ---------------------------------------------------------------------------------
 
     def _meanings(self) -> list[Meaning]:
         """What is compared of numbers."""
         meanings = []
         for part in self.parts:
             formula, dense = part.work.mechanism is not None, part.backend == "dense"
-            if formula and self.run.n > LIMITS.every_pair:
+            if formula and self.n > LIMITS.every_pair:
                 self.skipped.append(
                     f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
-                continue
-            if self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
+            elif self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
                 # the definition evaluates every pair, and a formula has none
                 meanings.append(part)
         return meanings
 
+    def drawn(self, length: int) -> Tensor:
+        """Random rows of all heads, float64 [heads, length, SIZE]."""
+        return torch.randn(self.heads, length, SIZE, dtype=torch.float64)
+
     def _drawn(self, meanings: Sequence[Meaning]) -> Numbers:
         """Random q, k and v, and the gradient of the outputs that are examined."""
-        run = self.run
-        of_q, of_k = moderate([(each.work, each.heads) for each in meanings], run.heads)
-        q, k, v = run.drawn(run.n_q) * of_q, run.drawn(run.n) * of_k, run.drawn(run.n)
-        heads = torch.tensor([head for each in meanings for head in each.heads])
-        grad = torch.zeros_like(q)
-        grad[0, heads[:, None], self._at] = run.drawn(len(self.rows))[0, heads]
-        learned = {name: x.detach().double() for name, x in run.module.named_parameters()}
-        return Numbers(q[0], k[0], v[0], learned, grad[0])
+        of_q, of_k = moderate([(each.work, each.heads) for each in meanings], self.heads)
+        q, k, v = self.drawn(self.n_q) * of_q, self.drawn(self.n) * of_k, self.drawn(self.n)
+        some = [head for each in meanings for head in each.heads]
+        grad = torch.zeros(self.heads, len(self.rows), SIZE, dtype=q.dtype)
+        grad[some] = self.drawn(len(self.rows))[some]
+        learned = {name: x.detach().double() for name, x in self.module.named_parameters()}
+        return Numbers((grad, q, k, v), learned)
 
-    def _meant(self, meanings: Sequence[Meaning], numbers: Numbers) -> Results:
-        """Outputs and gradients by the definition; the largest numbers in float64 alone."""
-        tensors = numbers.q, numbers.k, numbers.v, numbers.grad, *numbers.learned.values()
+    def _meant(
+        self, meanings: Sequence[Meaning], numbers: Numbers
+    ) -> tuple[Numbers, tuple[float, ...]]:
+        """Outputs and gradients by the definition, and in float64 how large numbers are."""
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.run.layers[0] if numbers.learned else None,
+            self.layers[0] if numbers.learned else None,
             self.rows.tobytes(),
-            *(x.numpy().tobytes() for x in tensors),
+            *(x.numpy().tobytes() for x in (*numbers.heads, *numbers.learned.values())),
         )
-        sized = numbers.q.dtype == torch.float64
-        found: Results = self.known.get(key, lambda: results(meanings, numbers, sized=sized))
+        sized = numbers.heads[0].dtype == torch.float64
+        found: tuple[Numbers, tuple[float, ...]] = self.known.get(
+            key, lambda: results(meanings, numbers, sized=sized)
+        )
         return found
 
-    def _found(self, numbers: Numbers) -> Results:
-        """Outputs and gradients of the module; of what is learned in float32 alone."""
-        single = numbers.grad.dtype == torch.float32
-        learned = dict(self.run.module.named_parameters()) if single else {}
-        parts = [x[None] for x in numbers[:3]]
-        out, *grads = self.run.differentiated(parts, numbers.grad[None], learned.values())
-        heads = out[0][:, self._at], *(x[0] for x in grads[:3])
-        return Results(heads, dict(zip(learned, grads[3:], strict=True)))
+    def called(self, module: CompiledAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The outputs [H, n_q, d] of a module."""
+        keys = slice(self.keys)
+        parts = q[None], k[None, :, keys], v[None, :, keys]
+        out: Tensor = module(*parts, layer=self.layers[0], inputs=self.data)
+        return out[0]
 
-    def _pair_fault(
-        self, meaning: Meaning, fault: tuple[int, int | None, str], numbers: Numbers
-    ) -> str | None:
+    def results(self, module: CompiledAttention, numbers: Numbers, at: Tensor | slice) -> Numbers:
+        """Outputs of some queries and gradients of a module."""
+        every = slice(None)
+        return swept(lambda x: [(every, self.called(module, *x.heads[1:])[:, at])], numbers)
+
+    def _pair_fault(self, meaning: Meaning, head: int, place: int, numbers: Numbers) -> str | None:
         """The first key that a query of a wrong output weighs otherwise than it should: the
         gradient of one column of the values is the weights."""
-        head, place, _ = fault
-        if place is None:
-            return None
-        q, k = numbers.q[None], numbers.k[None]
-        row = int(self.rows[place])
-        v = torch.zeros(*k.shape[:3], 1, dtype=k.dtype, requires_grad=True)
-        grad = torch.zeros(*q.shape[:3], 1, dtype=q.dtype)
-        grad[0, head, row - self.run.first] = 1.0
-        found = gradients(self.run(q, k, v), grad, [v])[0][0, head, :, 0]
+        grad, q, k, v = numbers.heads
+        one = torch.zeros_like(grad[..., :1])
+        one[head, place] = 1.0
+        column = Numbers((one, q, k, torch.zeros_like(v[..., :1])), {})
+        found = self.results(self.module, column, self.at).heads[3][head, :, 0]
         meant = torch.zeros_like(found)
         some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
         meant[: len(some)] = some
@@ -277,7 +563,7 @@ class Trial:
         ):
             if wrong.any():
                 key = int(wrong.nonzero()[0, 0])
-                return f"query {row} {verb.format(key, found[key], meant[key])}"
+                return f"query {self.rows[place]} {verb.format(key, found[key], meant[key])}"
         return None
 
 

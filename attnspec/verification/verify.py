@@ -20,13 +20,12 @@ from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder
 from attnspec.lower.mechanism_sizes import learned_parts
-from attnspec.lower.work import BackendError, Work
+from attnspec.lower.work import BackendError
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.decided import decided_checks
-from attnspec.verification.meaning import SIZE, Known, Run
+from attnspec.verification.numbers import SIZE
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.samples import sample_inputs, words_of
-from attnspec.verification.trial import Computed, Depth, Trial
+from attnspec.verification.trial import Depth, Known, Trial, Works
 
 HEADS = 2
 """The heads that are tried where the spec declares none."""
@@ -46,8 +45,8 @@ def verify(
 
     The module must be a `CompiledAttention`, also one of a standalone file. A fraction of the
     time goes into "pairs", tables and outputs of graphs in float64, so that the definition has no
-    checks, less into "once", where layers that have the same pairs at n are run once, and into
-    "values", where outputs and gradients of some queries are all that is compared.
+    checks, and less into "values", where outputs and gradients of some queries are all that is
+    compared.
     Of a program with `cross` n are the keys, and m, n if it is not given, the queries.
     With `known` of another call what the definition says is not computed again.
 
@@ -59,18 +58,29 @@ def verify(
     attention = cast(CompiledAttention, compiled)
     # an empty one is kept, too
     meant = Cache(LIMITS.layouts) if known is None else known
-    program, _ = crossed(program, n, m)
-    sides = program.crossing
-    for name, count in (("n", n), ("m", n if sides is None else sides.queries)):
+    program, length = crossed(program, n, m)
+    n_q = n if program.crossing is None else program.crossing.queries
+    for name, count in (("n", n), ("m", n_q)):
         if not 1 <= count <= LIMITS.planned:
             raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
     attention.make_parameters(SIZE, SIZE)
-    n_q = n if sides is None else sides.queries
-    with torch.random.fork_rng(devices=[]):
-        # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
-        torch.default_generator.manual_seed(0)
-        with learned(attention):
-            return _verified(program, attention, n_q, n, forced, depth, meant)
+    heads, checks, skipped = program.heads or HEADS, list[Check](), dict[str, None]()
+    exhaustive = True
+    groups = meant.get((program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n))
+    with torch.random.fork_rng(devices=[]), learned(attention):
+        data = sample_inputs(program, n, n_q)
+        for works, layers in groups.items():
+            called = attention, program, data, n_q, length, n, tuple(layers), heads, works
+            trial = Trial(*called, depth, forced, meant)
+            if any(work.decided for work, _ in works):
+                checks.extend(trial.decided_checks() if depth != "pairs" else ())
+                continue
+            checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
+            skipped |= dict.fromkeys(trial.skipped)
+            exhaustive &= trial.exhaustive
+    found = program.name, n, exhaustive, tuple(checks), tuple(skipped)
+    asked = n_q if program.crossing else None
+    return Verification(*found, m=asked, inputs=words_of(program, data))
 
 
 def verify_each(
@@ -91,61 +101,19 @@ def verify_each(
     return together(verifications, [(name, str(error)) for name, error in refused.items()])
 
 
-def _verified(
-    program: Program,
-    module: CompiledAttention,
-    n_q: int,
-    n: int,
-    forced: bool,
-    depth: Depth,
-    known: Known,
-) -> Verification:
-    checks: list[Check] = []
-    skipped: list[str] = []
-    seen: set[Computed] = set()
-    sides = program.crossing
-    exhaustive = n_q == n or sides is not None
-    heads, declared = program.heads or HEADS, program.heads is not None
-    data = sample_inputs(program, n, n_q)
-    for works, layers in known.get(
-        (program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n)
-    ):
-        if any(work.decided for work, _ in works):
-            if depth != "pairs":
-                run = Run(module, data, n_q, n, layers, heads, declared)
-                checks.extend(decided_checks(program, run, works))
-            continue
-        length, keys = (n, None) if sides is None else (max(n, n_q), n)
-        run = Run(module, data, n_q, length, layers, heads, declared, keys)
-        trial = Trial(run, works, depth, forced, known)
-        if depth == "once":
-            computed = trial.computed
-            trial.depth = "tables" if computed in seen else depth
-            seen.add(computed)
-        checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
-        skipped.extend(trial.skipped)
-        exhaustive &= trial.exhaustive
-    asked, drawn = None if sides is None else n_q, words_of(program, data)
-    whole = program.name, n, exhaustive, tuple(checks), tuple(dict.fromkeys(skipped))
-    return Verification(*whole, m=asked, inputs=drawn)
-
-
-def _distinct(
-    program: Program, heads: int, n_q: int, n: int
-) -> list[tuple[tuple[tuple[Work, tuple[int, ...]], ...], tuple[int, ...]]]:
+def _distinct(program: Program, heads: int, n_q: int, n: int) -> dict[Works, list[int]]:
     """The groups of heads that layers compute, with the layers that share them."""
-    binder = Binder(program)
-    seen: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+    binder, groups = Binder(program), dict[Works, list[int]]()
     for layer in range(program.layers or 1):
-        works = tuple(binder.works(layer, heads, n_q, n))
-        seen.setdefault(works, []).append(layer)
-    return [(works, tuple(layers)) for works, layers in seen.items()]
+        groups.setdefault(tuple(binder.works(layer, heads, n_q, n)), []).append(layer)
+    return groups
 
 
 @contextmanager
 def learned(module: CompiledAttention) -> Iterator[None]:
-    """Random numbers in place of what is learned, which may start as zeros and would show nothing;
-    not in training, in which a call moves what is kept, and the next one decides something else.
+    """Random numbers in place of what is learned, which may start as zeros and would show nothing,
+    and behind them the same numbers every time; not in training, in which a call moves what is
+    kept, and the next one decides something else.
 
     Layers of networks keep the size that they start with, so that they do not amplify roundings.
     """
@@ -153,6 +121,8 @@ def learned(module: CompiledAttention) -> Iterator[None]:
     scaled = {name for (_, part), name in parts.items() if part.start == "scaled"}
     before = [parameter.detach().clone() for parameter in module.parameters()]
     training = module.training
+    # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
+    torch.default_generator.manual_seed(0)
     module.eval()
     try:
         with torch.no_grad():

@@ -7,7 +7,7 @@ devices, for derivatives of derivatives, and mostly under dropout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -293,18 +293,19 @@ def rows_of_size(x: Tensor, size: int) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def samples_of(
-    batch: int, padding: Tensor | None, apart: bool = False
-) -> list[tuple[slice, Tensor | None]]:
-    """Samples that follow one another and have the same real keys, with these; each by itself if
-    they are to be `apart`."""
+def samples_of(batch: int, padding: Tensor | None) -> list[tuple[slice, Tensor | None]]:
+    """Samples that follow one another and have the same real keys, with these."""
     if padding is None or bool(padding.all()):
-        ends = [*range(1, batch)] if apart else []
-        padding = None
-    else:
-        same = (padding[1:] == padding[:-1]).all(1).tolist()
-        ends = [sample for sample in range(1, batch) if apart or not same[sample - 1]]
-    found: list[tuple[slice, Tensor | None]] = []
-    for low, high in pairwise((0, *ends, batch)):
-        found.append((slice(low, high), None if padding is None else padding[low]))
-    return found
+        return [(slice(0, batch), None)]
+    same = (padding[1:] == padding[:-1]).all(1).tolist()
+    ends = [sample for sample in range(1, batch) if not same[sample - 1]]
+    return [(slice(low, high), padding[low]) for low, high in pairwise((0, *ends, batch))]
+
+
+def some_together(samples: slice, heads: int, many: int) -> Iterator[tuple[slice, slice]]:
+    """Samples and heads, of which as many are computed together."""
+    step, few = max(1, many // heads), max(1, min(heads, many))
+    for first in range(samples.start, samples.stop, step):
+        for low in range(0, heads, few):
+            last = min(first + step, samples.stop)
+            yield slice(first, last), slice(low, min(low + few, heads))

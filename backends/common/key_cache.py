@@ -78,7 +78,7 @@ class KeyCache:
             np.concatenate([self.positions, new.positions]),
             new.count,
             torch.cat([self.real, new.real], 1) if some else None,
-            {name: torch.cat([self.data[name], new.data[name]], 1) for name in new.data},
+            {name: torch.cat([self.data[name], new.data[name]], -1) for name in new.data},
         )
 
     @property

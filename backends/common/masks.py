@@ -138,9 +138,9 @@ def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> Tensor
     return mask[:, None] if mask.dim() == 3 else mask
 
 
-def added_by(mask: Tensor, kind: torch.dtype) -> Tensor:
-    """What stands for a mask in scores: 0 for a pair, -inf for another."""
-    return mask.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
+def added_by(mask: Tensor, kind: torch.dtype, none: float = -math.inf) -> Tensor:
+    """What stands for a mask in scores: 0 for a pair, `none` for another."""
+    return mask.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, none)
 
 
 def by_key_head(held: Tensor, keys: int) -> Tensor:

@@ -31,9 +31,9 @@ class Blocks:
 
     `mask` is bool, True = attends, broadcastable to [B, K, R, G, h, w]; None where nothing asks for
     it. So are `counts`, how often a pair is weighed, `factor`, what its key and value are
-    multiplied with, and `kept`, whether dropout keeps its weight, where that is known, and `added`,
-    what stands on top of the changed scores. `symbols` are what scores read: positions q and k,
-    int64, broadcastable to [G, h, w], and inputs by their symbols.
+    multiplied with, and `kept`, whether dropout keeps its weight, where that is known. `symbols`
+    are what scores read: positions q and k, int64, broadcastable to [G, h, w], and inputs by their
+    symbols.
     """
 
     mask: Tensor | None
@@ -41,7 +41,6 @@ class Blocks:
     factor: Tensor | None = None
     kept: Tensor | None = None
     symbols: Mapping[str, Tensor] = field(default_factory=dict)
-    added: Tensor | None = None
 
 
 def widened(x: Tensor) -> Tensor:
@@ -98,8 +97,6 @@ class Formula:
             scores = scores * blocks.factor
         if self.work.changes:
             scores = self.change(scores, blocks.symbols, call.tables, pairs=blocks.mask)
-        if blocks.added is not None:
-            scores = scores + blocks.added.to(scores.dtype)
         found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
         weights = found.weights
         if blocks.factor is not None:

@@ -80,6 +80,11 @@ def values_of(x: Tensor) -> Tensor:
     return x
 
 
+def is_batched(*given: Tensor) -> bool:
+    """Whether `torch.vmap` maps over one of some tensors, below what derivatives are taken by."""
+    return any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in given)
+
+
 def array_of(x: Tensor) -> np.ndarray:
     """The numbers of a tensor as an array, whatever is done with what is computed besides."""
     if not torch._C._are_functorch_transforms_active():
@@ -173,15 +178,26 @@ def derivatives(
     Of a tensor that others are made of it is its own share alone, theirs comes by autograd's way.
     """
     apart = [x.view_as(x) for x in given]
+    return gradients_of(run(*apart), apart, asks, grads, again)
+
+
+def gradients_of(
+    outs: Sequence[Tensor | None],
+    tensors: Sequence[Tensor],
+    asks: Sequence[bool],
+    grads: Sequence[Tensor | None],
+    again: bool = False,
+) -> list[Tensor | None]:
+    """The same of what was made of tensors."""
     pairs = [
         (out, grad)
-        for out, grad in zip(run(*apart), grads, strict=True)
+        for out, grad in zip(outs, grads, strict=True)
         if out is not None and grad is not None and out.requires_grad
     ]
-    wanted = [x for x, ask in zip(apart, asks, strict=True) if ask]
+    wanted = [x for x, ask in zip(tensors, asks, strict=True) if ask]
     if not pairs or not wanted:
         return [None] * len(asks)
-    outs, above = zip(*pairs, strict=True)
-    found = torch.autograd.grad(outs, wanted, above, create_graph=again, allow_unused=True)
+    made, above = zip(*pairs, strict=True)
+    found = torch.autograd.grad(made, wanted, above, create_graph=again, allow_unused=True)
     shares = iter(found)
     return [next(shares) if ask else None for ask in asks]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,15 @@ class Rows:
     def first_row(self) -> Tensor:
         """The number of the first row of each sample, [B]."""
         return (self.start.clamp_min(self.given.first_query) - self.start) // self.queries
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Where the lists of rows begin, and of what, as `ListChoice` has it."""
+        return {
+            **{"start": self.start[:, None], "first_row": self.first_row[:, None]},
+            **{"size": self.size, "shared_by": self.queries, "n_q": self.given.n_q},
+            **{"n_k": self.given.n_k, "from_zero": self.given.padding is None},
+        }
 
     @property
     def slots(self) -> int:

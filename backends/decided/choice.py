@@ -113,10 +113,8 @@ class Choice:
         """The choices whose outputs are averaged, where that is asked for."""
         return ()
 
-    @property
-    def counted(self) -> bool:
-        """Whether some pairs are weighed several times."""
-        return False
+    counted: bool = False
+    """Whether some pairs are weighed several times."""
 
 
 def rounds_of(work: Work, call: Call) -> list[Call]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.common.torch_modes import apart, array_of
 from attnspec.backends.decided.choice import Choice, look_up
+from attnspec.backends.decided.codes import CodeChoice
 from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
 from attnspec.backends.decided.ranking import best, listed, marked
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster
@@ -88,15 +89,16 @@ def drawn(
     return points.at.gather(2, at[..., None].expand(-1, -1, -1, points.at.shape[3])), exists
 
 
-def nearest(points: Points, centroids: Tensor, exists: Tensor) -> Tensor:
+def nearest(points: Points, centroids: Tensor, exists: Tensor | None = None) -> Tensor:
     """The nearest centroid of every point, int64 [B, H, N]; ties go to the lower one, vectors of
     length 0 to the first."""
     batch, heads, count, _ = points.at.shape
     together = max(1, LIMITS.pairs_at_once // max(1, batch * heads * centroids.shape[2]))
-    parts, every = [], bool(exists.all())
+    parts = []
+    exists = None if exists is None or bool(exists.all()) else exists
     for low in range(0, count, together):
         near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
-        if not every:
+        if exists is not None:
             near.masked_fill_(~exists[:, :, None], -torch.inf)
         # the same, several times as fast
         first = torch.from_numpy(array_of(near).argmax(-1)) if near.is_cpu else near.argmax(-1)
@@ -165,8 +167,11 @@ class QueryClusters(Choice):
 def decide(leaf: Cluster, given: Given) -> Choice:
     """The clusters of all queries and keys."""
     if leaf.labels is not None:
-        labels = given.data[leaf.labels.name].to(torch.int64)[..., None]  # type: ignore[attr-defined]
-        return LabelChoice(labels[:, :, given.first_query :], labels)
+        labels = given.data[leaf.labels.name].to(torch.int64)[:, :, None]  # type: ignore[attr-defined]
+        named = {"queries": labels[:, :, 0, given.first_query :], "keys": labels[:, :, 0]}
+        # numbers below 0 are labels, too
+        codes = labels.unique(return_inverse=True)[1]
+        return replace(_by_labels(codes[..., given.first_query :], codes), named=named)
     q_real = given.real[:, given.first_query :]
     count = min(leaf.count or max(1, math.isqrt(given.n_k)), given.n_k)
     if leaf.of == "q":
@@ -176,10 +181,18 @@ def decide(leaf: Cluster, given: Given) -> Choice:
         return _balanced(given, q_real)
     labels = kmeans(Points.of_both(given), count, leaf, given.heads)
     q, k = torch.split(labels, [given.n_q, given.n_k], 2)
-    return LabelChoice(
-        q.masked_fill(~q_real[:, None], NONE_Q)[..., None],
-        k.masked_fill(~given.real[:, None], NONE_K)[..., None],
-    )
+    q, k = q.masked_fill(~q_real[:, None], -1), k.masked_fill(~given.real[:, None], -1)
+    return _by_labels(q[:, :, None], k[:, :, None])
+
+
+def _by_labels(q: Tensor, k: Tensor) -> CodeChoice:
+    """Queries with labels [B, H or 1, i, n_q] read keys [B, H or 1, j, n_k] that have one of
+    them."""
+    ways = tuple(product(range(q.shape[2]), range(k.shape[2])))
+    named = {"queries": q.transpose(2, 3), "keys": k.transpose(2, 3)}
+    if len(ways) == 1:
+        named = {name: x[..., 0] for name, x in named.items()}
+    return CodeChoice.of(q, k, ways, named)
 
 
 def _balanced(given: Given, q_real: Tensor) -> Choice:
@@ -188,7 +201,7 @@ def _balanced(given: Given, q_real: Tensor) -> Choice:
     width = -(-given.n_k // centroids.shape[1])
     q = _taken(Points.of(given, given.q, q_real), centroids, width)
     k = _taken(Points.of(given, given.keys_by_head, given.real), centroids, width)
-    return LabelChoice(torch.where(q < 0, NONE_Q, q), torch.where(k < 0, NONE_K, k))
+    return _by_labels(q.transpose(2, 3), k.transpose(2, 3))
 
 
 def _taken(points: Points, centroids: Tensor, width: int) -> Tensor:
@@ -213,8 +226,7 @@ def moved_centroids(given: Given) -> Tensor:
     centroids = unit(kept.float())
     points = Points.of_both(given)
     spread = centroids[None].expand(len(given.q), given.q.shape[1], -1, -1)
-    exists = torch.ones(1, 1, centroids.shape[1], dtype=torch.bool, device=kept.device)
-    labels = nearest(points, spread, exists)
+    labels = nearest(points, spread)
     # points that are none are 0
     total = sums_of(points, labels, centroids.shape[1]).sum(0)
     if kept.shape[0] == 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnspec.backends.common.masks import mask_plan, reading
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.ranking import marked, rising
+from attnspec.backends.decided.ranking import marked, rising_places
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation, takes_tensors
 from attnspec.limits import LIMITS
@@ -142,14 +142,14 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     wrong = (blocks < -1) | (blocks >= count)
     if bool(wrong.any()):
         raise ValueError(
-            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {keys} keys each, or -1"
-            f" for none, got {int(blocks[wrong][0])}"
+            f"`{name}` must hold numbers of blocks of {size} keys, 0 to {count - 1}, or -1 for"
+            f" none, got {int(blocks[wrong][0])}"
         )
-    blocks = rising(blocks, count)
+    blocks = blocks.gather(-1, rising_places(blocks))
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
     if bool(again.any()):
         blocks[..., 1:].masked_fill_(again, -1)
-        blocks = rising(blocks, count)
+        blocks = blocks.gather(-1, rising_places(blocks))
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
     sizes = size, 1, given.n_q, given.n_k

@@ -106,26 +106,8 @@ def _put_back(lists: Tensor, places: Tensor | None) -> Tensor:
     return torch.where(lists >= 0, positions, -1).sort(-1).values
 
 
-def rising(numbers: Tensor, count: int) -> Tensor:
-    """Lists int64 [..., r] of numbers below a count, not less than -1, in their order."""
-    if not numbers.is_cpu:
-        return numbers.sort(-1).values
-    # short integers are sorted in a fraction of the time
-    kind = np.int16 if count < 1 << 15 else np.int32 if count < 1 << 31 else np.int64
-    return torch.from_numpy(np.sort(array_of(numbers).astype(kind), axis=-1).astype(np.int64))
-
-
-def in_order(numbers: Tensor, last: Tensor) -> Tensor:
-    """The places of numbers int64 [..., c] from the least one up, of equal ones the lower place
-    first; those of bool `last` [..., c] come behind all others."""
-    order = _rising_places(numbers)
-    if bool(~last.any()):
-        return order
-    behind = last.gather(-1, order).to(torch.uint8)
-    return order.gather(-1, _rising_places(behind))
-
-
-def _rising_places(numbers: Tensor) -> Tensor:
+def rising_places(numbers: Tensor) -> Tensor:
+    """The places of numbers int [..., c] from the least one up, of equal ones the lower first."""
     if not numbers.is_cpu:
         return numbers.argsort(dim=-1, stable=True)
     # short integers are counted, in a tenth of the time that sorting takes
@@ -145,14 +127,7 @@ def listed(table: Tensor) -> Tensor:
     """The numbers of what is marked in a table [..., count], ascending, after -1 for none; as many
     as the longest list has."""
     lead, width = table.shape[:-1], max(1, table.shape[-1])
-    places, count = _places(table), math.prod(lead)
-    if count and len(places) % count == 0:
-        # mostly all lists are as long
-        begin = torch.arange(0, count * width, width, device=table.device)[:, None]
-        numbers = places.view(count, -1) - begin
-        ends = numbers[:, :: max(1, numbers.shape[1] - 1)]
-        if bool(((ends >= 0) & (ends < width)).all()):
-            return numbers.view(*lead, -1) if numbers.numel() else numbers.view(*lead, 0)
+    places, count = table.flatten().nonzero()[:, 0], math.prod(lead)
     rows, numbers = places // width, places % width
     short = torch.bincount(rows, minlength=count)
     most = int(short.max()) if short.numel() else 0
@@ -161,14 +136,6 @@ def listed(table: Tensor) -> Tensor:
     lists = numbers.new_full((count * most,), -1)
     lists[torch.arange(len(numbers), device=lists.device) + short[rows]] = numbers
     return lists.view(*lead, most)
-
-
-def _places(table: Tensor) -> Tensor:
-    """Where a table is true, ascending, its axes as one."""
-    if table.is_cpu:
-        # in two thirds of the time
-        return torch.from_numpy(np.flatnonzero(array_of(table)))
-    return table.flatten().nonzero()[:, 0]
 
 
 def _ranked_best(ranked: Tensor, budget: int) -> Tensor:

@@ -85,19 +85,8 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
             x[:, :, None, : leaf.cut].expand(-1, -1, rows.count, -1) for x in (matched, factor)
         )
     again = (matched[..., None] == matched[..., None, :]).tril(-1).any(-1)
-    return MatchChoice(
-        blocks=matched.masked_fill(again, -1).sort(-1).values,
-        start=rows.start[:, None],
-        first_row=rows.first_row[:, None],
-        size=leaf.size,
-        shared_by=leaf.size,
-        n_q=given.n_q,
-        n_k=given.n_k,
-        from_zero=given.padding is None,
-        matched=matched,
-        cut=leaf.cut is not None,
-        weight=factor,
-    )
+    blocks_read, cut = matched.masked_fill(again, -1).sort(-1).values, leaf.cut is not None
+    return MatchChoice(blocks_read, **rows.places, matched=matched, cut=cut, weight=factor)
 
 
 def balanced(logits: Tensor, allowed: Tensor, iterations: int, causal: bool) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnspec.backends.common.exact import some_together
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Holds, TileLists, part_of
 from attnspec.backends.decided.lists import Pairs
@@ -69,49 +70,22 @@ class Side:
         count: int,
     ) -> None:
         self.size, self.n, self.natural, device = size, n, order is None, lists.device
-        first = n - count
-        self.lists, self.repeat = lists.shape[:2], repeat
-        # as many lists times heads, of so many rows each
-        self.many, self.count = self.lists.numel() * repeat, count
+        self.lists, self.repeat, self.count = lists.shape[:2], repeat, count
         if order is None:
-            order = torch.arange(first, n, device=device)[None, None]
+            order = torch.arange(n - count, n, device=device)[None, None]
         if order.shape[2] % size:
             order = functional.pad(order, (0, -order.shape[2] % size), value=-1)
         self.places: Tensor = order.reshape(*order.shape[:2], -1, size)
-        # which of the places are positions, None where all are
-        whole = self.natural and count % size == 0
-        real = None if whole else self.places >= 0
-        self.real = None if real is None or bool(real.all()) else real
-        # the rows of tiles [B, K, T, R, size], any for no position; None where they follow one
-        # another
-        self.rows: Tensor | None = None
-        if not (self.natural and repeat == 1 and self.real is None):
-            base = torch.arange(self.many, device=device)
-            at = self.places[:, :, :, None] - first
-            self.rows = base.view(*self.lists, 1, repeat, 1) * count + at.clamp(min=0)
+        # whether all places are positions
+        self.full = (self.natural and count % size == 0) or bool((self.places >= 0).all())
 
-    @cached_property
-    def real_rows(self) -> Tensor | None:
-        """Which rows of tiles are positions, bool [N, T, R size], or None."""
-        if self.real is None:
-            return None
-        real = self.real[:, :, :, None].expand(*self.lists, -1, self.repeat, -1)
-        return real.flatten(3).flatten(0, 1)
-
-    @property
-    def slots(self) -> int:
-        """How many rows all tiles have."""
-        return self.many * self.places.shape[2] * self.size
-
-    def back(self, where: Tensor) -> Tensor:
-        """What is known of the rows of tiles, [slots], for all rows; -1 of those in no tile."""
-        if self.rows is None:
-            return where
-        index = self.rows.flatten()
-        if self.real_rows is not None:
-            there = self.real_rows.flatten()
-            index, where = index[there], where[there]
-        return where.new_full((self.many * self.count,), -1).index_copy_(0, index, where)
+    def rows(self, part: slice = slice(None)) -> np.ndarray:
+        """The rows of some tiles of all lists, int64 [N T, R size], -1 for none."""
+        places = self.places[:, :, part, None]
+        base = torch.arange(self.lists.numel() * self.repeat, device=places.device) * self.count
+        at = places - (self.n - self.count)
+        rows = torch.where(at < 0, -1, base.view(*self.lists, 1, self.repeat, 1) + at)
+        return np.asarray(rows.flatten(3).flatten(0, 2))
 
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor]:
@@ -122,7 +96,7 @@ class Side:
     @cached_property
     def compact(self) -> Tensor | None:
         """The tiles whose places are positions that follow one another; None where all are."""
-        if self.real is None and self.natural:
+        if self.full and self.natural:
             return None
         first, last = self.ends
         follows = (self.places[..., :-1] < self.places[..., 1:]).all(-1)
@@ -197,8 +171,8 @@ class Placed:
         low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
         slots = slots.view(self.batch, self.heads, high - low, -1)
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
-        q = self.q.places[:, :, low:high, :, None, None].clamp(min=self.first)
-        k = of_tiles(self.k.places, tiles)[:, :, :, None]
+        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.first)
+        k = of_tiles(self.k.places, tiles)[..., None, :]
         mask, k, bias = k >= 0, k.clamp(min=0), None
         each = [] if self.layout.whole else [self.layout.holds]
         if self.padding is not None:
@@ -212,9 +186,9 @@ class Placed:
                 bias = pairs if bias is None else bias + pairs
         if bias is not None:
             mask = torch.where(mask, bias, -math.inf)
-        size = high - low, self.repeat, self.q.size, slots.shape[3], self.k.size
-        mask = mask.unsqueeze(3).expand(self.batch, self.heads, *size)
-        return mask.flatten(3, 4).flatten(0, 1)
+        size = high - low, slots.shape[3], self.repeat, self.q.size, self.k.size
+        mask = mask.unsqueeze(4).expand(self.batch, self.heads, *size)
+        return mask.flatten(4, 5).flatten(0, 1).transpose(2, 3)
 
 
 def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:
@@ -300,10 +274,7 @@ class Part:
 def parts_of_call(q: Tensor, n_k: int, call: Call, products: Sequence[Product]) -> Iterator[Part]:
     """The parts of a call with q [B, K, R, n_q, d]."""
     batch, keys, repeat, n_q, size = q.shape
-    many = max(1, LIMITS.queries_together // (repeat * n_q * size))
-    step, heads = max(1, many // keys), min(keys, many)
-    for first in range(0, batch, step):
-        for low in range(0, keys, heads):
-            some = slice(first, min(first + step, batch)), slice(low, min(low + heads, keys))
-            part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
-            yield from part.apart(products)
+    many = LIMITS.queries_together // (repeat * n_q * size)
+    for some in some_together(slice(0, batch), keys, many):
+        part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
+        yield from part.apart(products)

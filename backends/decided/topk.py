@@ -43,18 +43,8 @@ def decide(leaf: TopK, given: Given) -> Choice:
     none = torch.zeros(len(given.q), heads, 0, 0, dtype=torch.int64, device=given.q.device)
     padded = [x.expand(-1, heads, -1, -1) for x in equally_long([none, *found])]
     within = None if leaf.within is None else chooser.pairs(leaf.within)
-    return ListChoice(
-        blocks=torch.cat(padded, 2),
-        start=rows.start[:, None],
-        first_row=rows.first_row[:, None],
-        size=leaf.block,
-        shared_by=leaf.shared_by,
-        n_q=given.n_q,
-        n_k=given.n_k,
-        within=within,
-        from_zero=given.padding is None,
-        alike=chooser.share != "head",
-    )
+    alike = chooser.share != "head"
+    return ListChoice(torch.cat(padded, 2), **rows.places, within=within, alike=alike)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ class EdgesBackend:
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
-            return f"the graph reads {inputs_read(work)}, and edges are listed before"
+            return f"it lists all pairs before a call, and the graph reads {inputs_read(work)}"
         edges = edges_of(work.relation, work.n_q, work.n_k)
         if edges > LIMITS.pairs_listed:
             most = f"at most {LIMITS.pairs_listed:,} edges are listed one by one"

@@ -45,11 +45,12 @@ class FactoredBackend:
             if not (mechanism.scaled or work.hybrid):
                 return f"the formula of `{mechanism.name}` takes no `scale`"
             if mechanism.scaled and work.scale <= 0:
-                return f"`{mechanism.name}` takes the root of `scale`, which is {work.scale:g}"
+                root = f"`{mechanism.name}` takes the square root of `scale`, which must be above 0"
+                return f"{root}, got {work.scale:g} at n = {work.n_k:,}"
         if work.hybrid:
             return _apart(work, mechanism)
         if getattr(mechanism, "gated", False) and not work.causal:
-            return "a gate forgets earlier keys, which the causal form alone has: write `causal`"
+            return "its gate forgets earlier keys: add the statement `causal`"
         return None
 
     def cost(self, work: Work) -> float:
@@ -99,11 +100,11 @@ def features_of(work: Work) -> int:
 def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
     """Why a graph and a mechanism have no sum of weights in common, or None."""
     if work.normalize != "softmax":
-        return f"exact weights are those of a softmax, not of `normalize {work.normalize}`"
+        return f"its graph has the weights of a softmax, not of `normalize {work.normalize}`"
     if getattr(mechanism, "gated", False):
-        return "a gate forgets, so that the kernel gives a pair no weight of its own"
+        return "`gated = true` gives single pairs no weights"
     if getattr(mechanism, "normalize", "sum") == "none":
-        return "`normalize = none` has no denominator to share"
+        return "`normalize = none` does not divide by a sum of weights"
     if not work.waits and not math.isfinite(seconds_of(_bands(work), work.n_q)):
         return f"its graph at n = {work.n_k:,} is too many tiles"
     return None

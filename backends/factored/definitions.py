@@ -123,72 +123,52 @@ def has_weights(work: Work) -> bool:
 
 
 def weights_of(
-    work: Work,
-    head: int,
-    q: Tensor,
-    k: Tensor,
-    tables: Tables,
-    *,
-    steady: bool = False,
+    work: Work, head: int, q: Tensor, k: Tensor, tables: Tables, *, steady: bool = False
 ) -> Tensor:
     """The weights [n_q, n_k] of all pairs; `steady` ones are divided by constants, as far as
     gradients are concerned."""
-    weights = undivided(work, head, q, k, tables)
+    weights = _undivided(work, head, q, k, tables)
     total = weights.sum(-1, keepdim=True)
-    return divided(work, weights, total.detach() if steady else total)
+    return _divided(work, weights, total.detach() if steady else total)
 
 
-def totals_of(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
-    """The sums [n_q, 1] of the weights that each query divides by."""
-    return undivided(work, head, q, k, tables).sum(-1, keepdim=True)
-
-
-def undivided(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
-    """The weights [n_q, n_k] of all pairs before they are divided."""
-    weights = _pairs(work, head, q, k, tables)
-    if work.hybrid:
-        pairs = exact_pairs(work, len(q), len(k))
-        weights = torch.where(pairs, exact_weights(work, head, q, k, tables, pairs), weights)
-    return weights
-
-
-def divided(work: Work, weights: Tensor, total: Tensor) -> Tensor:
-    """Weights divided by what the mechanism makes of their sums [n_q, 1]."""
-    if not mechanism_of(work).sums:
-        return weights
-    text = text_of(work, 0)
-    if not (work.hybrid or text["ADDED"] or text["LEAST"]):
-        # of weights above 0 that are too small for their type nothing is known
-        total = total.masked_fill(total == 0, torch.nan)
-    quotient: Tensor = text["divided"](torch.cat([weights, total], 1), torch.zeros_like(total))
-    return quotient
-
-
-def magnitudes_of(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
-    """How large the numbers are whose sums are the weights [n_q, n_k] before they are divided, and
-    which may cancel."""
+def cancelled(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> float:
+    """The largest sum of the sizes of a row's weights, some of which may cancel."""
+    total = _undivided(work, head, q, k, tables).sum(-1, keepdim=True)
     sizes = _pairs(work, head, q, k, tables, sized=cancels(mechanism_of(work))).abs()
     if work.hybrid:
         # what the kernel gave a pair of the graph is taken away again
-        pairs = exact_pairs(work, len(q), len(k))
-        sizes = sizes + exact_weights(work, head, q, k, tables, pairs).masked_fill(~pairs, 0.0)
-    return sizes
+        pairs, exact = _of_graph(work, head, q, k, tables)
+        sizes = sizes + exact.masked_fill(~pairs, 0.0)
+    return _divided(work, sizes, total).abs().sum(-1).max().item()
+
+
+def _undivided(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
+    """The weights [n_q, n_k] of all pairs before they are divided."""
+    weights = _pairs(work, head, q, k, tables)
+    return torch.where(*_of_graph(work, head, q, k, tables), weights) if work.hybrid else weights
+
+
+def _divided(work: Work, weights: Tensor, total: Tensor) -> Tensor:
+    """Weights divided by what the mechanism makes of their sums [n_q, 1]."""
+    text = text_of(work, 0)
+    if not mechanism_of(work).sums or text["NORMALIZE"] == "none":
+        return weights
+    if not (work.hybrid or text["ADDED"] or text["LEAST"]):
+        # of weights above 0 that are too small for their type nothing is known
+        total = total.masked_fill(total == 0, torch.nan)
+    return weights / torch.as_tensor(text["divisor"](total, torch.zeros_like(total)))
 
 
 def _pairs(
-    work: Work,
-    head: int,
-    q: Tensor,
-    k: Tensor,
-    tables: Tables,
-    sized: bool = False,
+    work: Work, head: int, q: Tensor, k: Tensor, tables: Tables, sized: bool = False
 ) -> Tensor:
     """The weights [n_q, n_k] that the mechanism gives all pairs, before they are divided, or the
     products of the sizes of features."""
     declared, values = mechanism_of(work), torch.eye(len(k), dtype=k.dtype)
-    if not declared.sums:
-        return _mixed(work, text_of(work, head), q, k, values, tables)
     text, learned = text_of(work, head), _learned(work, tables)
+    if not declared.sums:
+        return _mixed(work, text, q, k, values, tables)
 
     def features(x: Tensor) -> Tensor:
         rows, log = (y[0, 0] for y in text["feature_of"](x[None, None], work.layer, learned))
@@ -209,12 +189,7 @@ def _pairs(
 
 
 def _mixed(
-    work: Work,
-    text: Mapping[str, Any],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tables: Tables,
+    work: Work, text: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor, tables: Tables
 ) -> Tensor:
     """The output of one head by its text."""
     parts = (x[None, None] for x in (q, k, v))
@@ -227,26 +202,21 @@ def _learned(work: Work, tables: Tables) -> dict[str, Tensor]:
     return {f"{mechanism_of(work).name}_{name}": x[None] for name, x in tables.items()}
 
 
-def exact_pairs(work: Work, n_q: int, n_k: int) -> Tensor:
-    """bool [n_q, n_k]: the pairs of the graph."""
-    rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
-    pairs = evaluate_pairs(work.relation, rows, columns, n_k)
-    return torch.from_numpy(np.broadcast_to(pairs, (n_q, n_k)).copy())
-
-
-def exact_weights(
-    work: Work, head: int, q: Tensor, k: Tensor, tables: Tables, pairs: Tensor
-) -> Tensor:
-    """exp of the scores [n_q, n_k] of q [n_q, d] and k [n_k, d], with their changes, of `pairs`,
-    bool; `tables` also has the inputs that scores read, by their symbols."""
-    scores = (q @ k.T) * scale_of(work, q.shape[1])
+def _of_graph(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """The pairs of the graph, bool [n_q, n_k], and exp of the scores of all pairs, with their
+    changes, which other pairs need not have; `tables` also has the inputs that scores read, by
+    their symbols."""
     at = torch.arange(len(k))
-    placed = {"q": at[len(k) - len(q) :, None], "k": at}
+    rows, n_k = at[len(k) - len(q) :, None], len(k)
+    pairs = evaluate_pairs(work.relation, rows.numpy(), at[None].numpy(), n_k)
+    scores = (q @ k.T) * scale_of(work, q.shape[1])
+    placed = {"q": rows, "k": at}
     placed |= {name: x for name, x in tables.items() if name in work.changes.symbols}
-    change = ScoreFunction(work.changes, (head,), len(k), q.device)
+    change = ScoreFunction(work.changes, (head,), n_k, q.device)
     learned = {name: tables[name][None] for name in work.changes.tables}
-    scores = change(scores[None, None, None, None], placed, learned, pairs=pairs)
-    return torch.exp(scores[0, 0, 0, 0])
+    held = torch.from_numpy(np.broadcast_to(pairs, scores.shape).copy())
+    scores = change(scores[None, None, None, None], placed, learned, pairs=held)
+    return held, torch.exp(scores[0, 0, 0, 0])
 
 
 def weights_array(

@@ -1,9 +1,7 @@
 """Random directions of features: the same on every machine, for each layer, head and draw.
 
 They are drawn in float64 by the generator of `graphs.counter_rng` and rounded to the type of a
-call.
-Nothing of them is learned or stored: seed, layer, head and the number of the draw say what they
-are.
+call. Seed, layer, head and the number of the draw say what they are: nothing is learned or stored.
 Source of orthogonal rows: Choromanski et al. 2021, "Rethinking Attention with Performers", 2.4.
 """
 
@@ -27,23 +25,19 @@ _kept: Cache[tuple[object, ...], Tensor] = Cache(KEPT, DRAWS)
 
 
 def directions(
-    declared: Favor | Rbf | Rfa,
-    layer: int,
-    heads: tuple[int, ...],
-    draw: int,
-    x: Tensor,
+    declared: Favor | Rbf | Rfa, layer: int, heads: tuple[int, ...], draw: int, x: Tensor
 ) -> Tensor:
     """The directions [heads, count, size] of some heads for rows x, in the type of their sums."""
-    seed, count, size, device = declared.seed, declared.features, x.shape[-1], x.device
-    kind = torch.promote_types(x.dtype, torch.float32)
     orthogonal = getattr(declared, "orthogonal", isinstance(declared, Rbf))
+    drawn = draw, declared.features, x.shape[-1], orthogonal
+    kind = torch.promote_types(x.dtype, torch.float32)
 
     def build() -> Tensor:
-        drawn = [one_head(seed, layer, head, draw, count, size, orthogonal) for head in heads]
-        return torch.from_numpy(np.stack(drawn)).to(device, kind)
+        rows = [one_head(declared.seed, layer, head, *drawn) for head in heads]
+        return torch.from_numpy(np.stack(rows)).to(x.device, kind)
 
-    wanted = seed, layer, heads, draw, count, size, orthogonal, str(kind), str(device)
     # it is kept, so the modes of this call must not reach it
+    wanted = declared.seed, layer, heads, *drawn, str(kind), str(x.device)
     return _kept.get(wanted, lambda: apart(build))
 
 

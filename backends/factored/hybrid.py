@@ -13,10 +13,10 @@ call.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,30 +26,30 @@ from torch.nn.functional import pad
 from attnspec.backends.common.composed import ComposedStep, Piece
 from attnspec.backends.common.key_cache import KeyCache, KeyStream
 from attnspec.backends.common.masks import by_key_head, mask_plan
-from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_frame, merged
+from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_frame
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
-from attnspec.backends.factored.features.maps import Features, Tables
-from attnspec.backends.factored.features.quotients import Quotient
+from attnspec.backends.factored.features.maps import Summing
 from attnspec.backends.factored.features.sums import (
     Derived,
     Given,
     State,
-    Summing,
+    Weighed,
     absorbed,
-    cut,
     features_of_keys,
+    is_wide,
     joined,
     lean,
     no_keys,
-    room_of,
-    shares,
+    of_queries,
+    parts,
+    uncast,
     values_of,
 )
 from attnspec.backends.factored.lag import lagged
-from attnspec.backends.factored.softmax import check_no_dropout, without_padding
+from attnspec.backends.factored.softmax import check_no_dropout
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.look_back import LookBack
@@ -63,88 +63,120 @@ LIKE_ONE = 64
 # --- sums under one denominator ------------------------------------------------------------------
 
 
-Weighed: TypeAlias = "tuple[Tensor, Tensor]"
-"""Sums of values by their weights [..., n, e], that of the weights last, which stand for exp(log)
-times as much, log [..., n]."""
-
-
-def together(parts: Sequence[Weighed], quotient: Quotient) -> Weighed:
+def together(weighed: Sequence[Weighed], how: Summing) -> tuple[Tensor, Tensor]:
     """What parts with disjoint pairs weigh together."""
     # sums of nothing are 0 in every frame, and must not decide in which one the others are added
     logs = [
-        log.masked_fill((x == 0).all(-1) if quotient.signed else x[..., -1] == 0, -torch.inf)
-        for x, log in parts
+        (torch.zeros_like(x[..., 0]) if log is None else log).masked_fill(
+            (x == 0).all(-1) if how.signed else x[..., -1] == 0, -torch.inf
+        )
+        for x, log in weighed
     ]
     top, shares = in_one_frame(torch.stack(logs), 0)
-    terms = [x * share[..., None] for (x, _), share in zip(parts, shares, strict=True)]
+    terms = [x * share[..., None] for (x, _), share in zip(weighed, shares, strict=True)]
     # the frame of nothing is 0
     return sum(terms[1:], terms[0]), torch.where(top > -torch.inf, top, 0.0)[0]
+
+
+def _log_of(values: Tensor, log: Tensor | None) -> Tensor:
+    """The frames of rows, constants, whether they have some or not."""
+    return torch.zeros_like(values[..., 0].detach()) if log is None else log.detach()
 
 
 # --- pairs, one by one ---------------------------------------------------------------------------
 
 
 def pair_by_pair(
-    kernel: FeatureKernel, given: Given, formula: Formula, blocks: Blocks, tables: Tables
+    how: Summing, given: Given, samples: int, formula: Formula, blocks: Blocks, call: Call
 ) -> list[Weighed]:
-    """What all pairs of queries [B, K, R, h, d] and keys [B, K, n, d] weigh: those of the graph,
-    one block, by their scores, the others by the kernel."""
-    kind, how = given.kind, kernel.how
-    q, k, v = (x.to(kind) for x in (given.q, given.k, given.v))
-    out, lse = cast(Partial, formula.of_block(q, k, v, blocks, Call(tables=tables)))
-    mask = ~cast(Tensor, blocks.mask)[:, :, :, 0]
+    """What all pairs of queries and keys weigh: those of the graph, one block of so many samples,
+    by their scores, the others by the features."""
+    q, k, v = (x.to(given.kind) for x in given[:3])
+    heads = len(q) // max(1, samples)
+    a, b, c = (x.view(samples, heads, *x.shape[1:]) for x in (q, k, v))
+    out, lse = cast(Partial, formula.of_block(a, b, c, blocks, call))
+    out, lse = out.flatten(0, 1), lse.flatten(0, 1)
+    mask = cast(Tensor, blocks.mask)[:, :, :, 0]
+    mask = ~mask.expand(samples, heads, -1, -1, -1).flatten(0, 1)
     if given.padding is not None:
-        mask = mask & given.padding[:, None, None, None]
-    if how.causal:
+        mask = mask & given.padding[:, None, None]
+    if how.work.causal:
         mask = mask & (blocks.symbols["q"] >= blocks.symbols["k"])
-
-    def of_heads(x: Tensor) -> Tensor:
-        return torch.unflatten(x, 2, (given.q.shape[2], -1))
-
-    q = q.flatten(2, 3)
-    if how.map.paired:
-        products, frame = how.map.pairs(q, k), lse.new_zeros(1, 1, 1, 1, 1)
+    rows = q.shape[1:3]
+    if how.paired:
+        products, frame = how.pairs(q.flatten(1, 2), k), lse.new_zeros(1, 1, 1, 1)
     else:
-        (f, of_f), (g, of_g) = (_in_frames(how.map(x, given.tables)) for x in (q, k))
-        products, frame = f @ g.mT, of_heads(of_f[..., None] + of_g[:, :, None])
+        f, of_f = how.features(q.flatten(1, 2), given.tables)
+        g, of_g = how.features(k, given.tables)
+        frame = _log_of(f, of_f)[..., None] + _log_of(g, of_g)[:, None]
+        products, frame = f @ g.mT, torch.unflatten(frame, 1, rows)
     top, shares = in_one_frame(frame.masked_fill(~mask, -torch.inf), -1)
-    weights = (of_heads(products) * shares).flatten(2, 3)
-    sums = of_heads(weights @ values_of(how, given))
+    weights = torch.unflatten(products, 1, rows) * shares
+    sums = torch.unflatten(weights.flatten(1, 2) @ values_of(how, given), 1, rows)
     return [(pad(out, (0, 1), value=1.0), lse), (sums, top[..., 0])]
-
-
-def _in_frames(found: Features) -> tuple[Tensor, Tensor]:
-    """Features and their frames, constants, whether they have some or not."""
-    values, log = found
-    return values, torch.zeros_like(values[..., 0].detach()) if log is None else log.detach()
 
 
 # --- the pairs of tables -------------------------------------------------------------------------
 
 
-def of_pieces(
-    of_piece: Callable[..., Tensor], pieces: Sequence[Piece], *tensors: Tensor
-) -> Sequence[Tensor]:
-    """The sums of features over the pairs of some pieces of tables: f [B, K, R, n_q, m], g
-    [B, K, n_k, m] and w [B, K, n_k, e], with the frames of f and g, constants, to blocks
-    [B, K, R, blocks, h, e + 1] of each piece, the sums of the sizes of weights last.
+def taken(how: Summing, steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor:
+    """What sums [N, R, n_q, e], in `frames` [N, R, n_q], have of the pairs of some steps, and the
+    sums of the sizes of their weights as one column more."""
+    run = partial(_of_steps, how, steps)
+    run = partial(lean, run) if is_wide(how, given) else run
+    return joined([uncast(run, *part)[0] for part in parts(how, given, frames)], 0)
 
-    Pieces are computed again for gradients, which are added where rows belong.
-    """
+
+def _of_steps(
+    how: Summing, steps: Sequence[ComposedStep], given: Given, frames: Tensor
+) -> tuple[Tensor]:
+    q, shape, values = given.q.to(given.kind), given.q.shape[:3], values_of(how, given)
+    if given.padding is not None:
+        values = values.masked_fill(~given.padding[..., None], 0.0)
+    if how.paired:
+        f, of_f, g, of_g = q, None, given.k.to(q.dtype), None
+    else:
+        (f, of_f), (g, of_g) = (
+            how.features(q.flatten(1, 2), given.tables),
+            features_of_keys(how, given),
+        )
+    rows = _log_of(q, None if of_f is None else of_f.view(shape)) - frames.to(q.dtype)
+    # as tables have them: of one sample
+    tensors = [
+        x[None]
+        for x in (f.view(*shape, -1), g, values, rows[..., None], _log_of(g, of_g)[..., None])
+    ]
+    share = values.new_zeros(1, *shape, values.shape[-1] + 1)
+    for step in steps:
+        pieces = list(step.pieces(len(q), shape[1], g.shape[-1]))
+        # what the steps before have taken may be all there is
+        if pieces:
+            sums = _of_pieces(partial(_of_piece, how, of_g is not None), pieces, *tensors)
+            share = share + step.ordered(sums)
+    return (share[0],)
+
+
+def _of_pieces(of_piece: Any, pieces: Sequence[Piece], *tensors: Tensor) -> Sequence[Tensor]:
+    """The sums over the pairs of some pieces of tables. Each is computed again for gradients, which
+    are added where its rows belong: autograd would add whole tensors for each piece."""
+
+    def read(piece: Piece, tensors: Sequence[Tensor]) -> list[Tensor]:
+        of_q, of_k = piece.of_queries, piece.of_keys
+        return [of(x) for of, x in zip((of_q, of_k, of_k, of_q, of_k), tensors, strict=True)]
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(of_piece(piece, *_read(piece, tensors)) for piece in pieces)
+        return tuple(of_piece(piece, *read(piece, tensors)) for piece in pieces)
 
     def gradients(tensors: Any, _: Any, __: Any, grads: Any) -> Sequence[Tensor | None]:
         into = [torch.zeros_like(x) for x in tensors[:3]]
         for piece, grad in zip(pieces, grads, strict=True):
-            parts = _read(piece, tensors)
-            leaves = [x.detach().requires_grad_() for x in parts[:3]]
+            rows = read(piece, tensors)
+            leaves = [x.detach().requires_grad_() for x in rows[:3]]
             with torch.enable_grad():
-                out = of_piece(piece, *leaves, *parts[3:])
+                out = of_piece(piece, *leaves, *rows[3:])
             found = torch.autograd.grad(out, leaves, grad)
-            rows = (3, piece.queries), (2, piece.keys), (2, piece.keys)
-            for target, share, (axis, index) in zip(into, found, rows, strict=True):
+            places = (3, piece.queries), (2, piece.keys), (2, piece.keys)
+            for target, share, (axis, index) in zip(into, found, places, strict=True):
                 target.index_add_(axis, index.reshape(-1), share.flatten(axis, axis + 1))
         return *into, None, None
 
@@ -154,63 +186,22 @@ def of_pieces(
     return outs
 
 
-def _read(piece: Piece, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The rows of a piece of features and values, and of frames [..., 1]."""
-    of_q, of_k = piece.of_queries, piece.of_keys
-    return [read(x) for read, x in zip((of_q, of_k, of_k, of_q, of_k), tensors, strict=True)]
-
-
-def taken(how: Summing, steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor:
-    """What a kernel's sums [B, K, R, n_q, e], in `frames` [B, K, R, n_q], have of the pairs of some
-    steps, and the sums of the sizes of their weights as one column more."""
-    room = room_of(how, given)
-    outs = [
-        lean(how.wide(part), part, partial(_of_share, how, steps, its))[0]
-        for part, its in zip(shares(given, room), cut(frames, room), strict=True)
-    ]
-    return joined(outs, given.k.shape[1])
-
-
-def _of_share(
-    how: Summing, steps: Sequence[ComposedStep], frames: Tensor, given: Given
-) -> tuple[Tensor]:
-    """The same of some samples and heads."""
-    q, shape = given.q.to(given.kind), given.q.shape[:-1]
-    values = without_padding(values_of(how, given), given.padding)
-    f: Features = q, None
-    g: Features = given.k.to(given.kind), None
-    if not how.map.paired:
-        f, g = how.map(q.flatten(2, 3), given.tables), features_of_keys(how, given)
-    of_piece = partial(_of_piece, how, g[1] is not None)
-    (f_values, f_log), (g_values, g_log) = _in_frames(f), _in_frames(g)
-    rows = f_log.view(shape) - frames.to(q.dtype)
-    tensors = f_values.view(*shape, -1), g_values, values, rows[..., None], g_log[..., None]
-    share = values.new_zeros(*shape, values.shape[-1] + 1)
-    for step in steps:
-        pieces = list(step.pieces(g_log.shape[:2].numel(), shape[2], g_values.shape[-1]))
-        # what the steps before have taken may be all there is
-        if pieces:
-            share = share + step.ordered(of_pieces(of_piece, pieces, *tensors))
-    return (share,)
-
-
-def _of_piece(how: Summing, framed: bool, piece: Piece, *parts: Tensor) -> Tensor:
-    """The sums of a piece [B, K, R, blocks, h, e + 1], the sizes of their weights last."""
-    f, g, w, rows, columns = parts
+def _of_piece(
+    how: Summing, framed: bool, piece: Piece, f: Tensor, g: Tensor, w: Tensor, *frames: Tensor
+) -> Tensor:
+    """The sums [1, N, R, blocks, h, e + 1] of features f [1, N, R, blocks, h, m], g and values w
+    [1, N, blocks, w, ...] and the frames of both, [..., 1]; the sizes of weights last."""
     repeat, mask = f.shape[2], piece.mask
     f = f.transpose(2, 3).flatten(3, 4)
-    products = how.map.pairs(f, g) if how.map.paired else f @ g.mT
-    products = torch.unflatten(products, 3, (repeat, -1))
-    if mask is not None:
-        mask = mask.unsqueeze(1)
+    weights = torch.unflatten(how.pairs(f, g) if how.paired else f @ g.mT, 3, (repeat, -1))
+    mask = None if mask is None else ~mask.unsqueeze(1)
     if framed:
         # beyond 0 are frames of rows that are not there
-        log = (rows.transpose(2, 3) + columns.mT[:, :, :, None]).clamp(max=0.0)
-        log = log if mask is None else log.masked_fill(~mask, -torch.inf)
-        products = products * torch.exp(log)
+        log = (frames[0].transpose(2, 3) + frames[1].mT[:, :, :, None]).clamp(max=0.0)
+        weights = weights * torch.exp(log if mask is None else log.masked_fill(mask, -torch.inf))
     elif mask is not None:
-        products = products.masked_fill(~mask, 0.0)
-    weights = products.flatten(3, 4)
+        weights = weights.masked_fill(mask, 0.0)
+    weights = weights.flatten(3, 4)
     sizes = torch.zeros_like(weights[..., :1])
     if not torch.is_grad_enabled():
         sizes = weights.abs() @ w[..., -1:]
@@ -234,13 +225,13 @@ class HybridKernel:
         exact: Mergeable | None,
     ) -> None:
         self.work, self.device = work, device
-        self.kernel, self.exact, self.quotient = kernel, exact, kernel.how.quotient
+        self.kernel, self.exact, self.how = kernel, exact, kernel.how
         self.graph = graph_of(work)
         # keys are of length 1 when it is asked
         self.formula = Formula(replace(self.graph, unit_keys=False), heads, device)
         self.names = (*work.changes.tables, *work.changes.pairs)
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
-        self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.quotient.signed else 1.0
+        self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.how.signed else 1.0
         self.lag, self.rest = (0, None) if exact is None else lagged(work)
 
     @cached_property
@@ -262,8 +253,8 @@ class HybridKernel:
 
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
         """The output and the logarithms [B, H, n_q] of its denominators."""
-        check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
-        kept, kind = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        check_no_dropout(f"GRAPH + {self.kernel.name}", call.dropout_p)
+        kept, shape, kind = q.dtype, q.shape[:3], torch.promote_types(q.dtype, torch.float32)
         # what is learned asks for gradients in the type in which it is read
         call = replace(call, tables={name: x.to(kind) for name, x in call.tables.items()})
         if self.work.unit_keys:
@@ -271,118 +262,114 @@ class HybridKernel:
             k = unit(k)
         if q.is_cpu:
             q, k, v = widened(q), widened(k), widened(v)
-        request = self.kernel.given(q, k, v, call)
+        given = self.kernel.given(q, k, v, call)
         if self.exact is None or (self.rest is not None and is_transformed()):
-            out, lse = self.worth(self._some(request, np.arange(q.shape[2]), 0, call))
+            every = np.arange(shape[2])
+            out, lse = self.worth(self._some(given, len(q), every, call))
         else:
             tables = {name: call.tables[name] for name in self.names}
-            partial = self.exact.partial(q, k, v, replace(call, tables=tables))
-            out, lse = self._by_sums(request, cast(Partial, partial), call)
-        return out.to(kept).flatten(1, 2), None if lse is None else lse.flatten(1, 2)
+            exact = cast(Partial, self.exact.partial(q, k, v, replace(call, tables=tables)))
+            out, lse = self._by_sums(given, exact, call)
+        return out.to(kept).view(*shape, -1), None if lse is None else lse.view(shape)
 
-    def worth(self, found: Weighed) -> tuple[Tensor, Tensor | None]:
+    def worth(self, weighed: Weighed) -> tuple[Tensor, Tensor | None]:
         """What sums are worth, and the logarithms of what divides them, if it is positive."""
-        (sums, log), quotient = found, self.quotient
-        lse = quotient.log_divisor(sums[..., -1], log) if quotient.positive else None
-        return quotient.of(sums, log), lse
+        (sums, log), how = weighed, self.how
+        lse = how.log_divisor(sums[..., -1], log) if how.positive else None
+        return how.worth(sums, log), lse
 
     def _by_sums(self, given: Given, exact: Partial, call: Call) -> tuple[Tensor, Tensor | None]:
-        """The output [B, K, R, n_q, d_v] and the logarithms of its denominators, of those of the
-        graph and of sums."""
-        shape, late = given.q.shape[:-1], late_of(given, self.lag)
-        out, lse = exact[0].to(exact[1].dtype).view(*shape, -1), exact[1].view(shape)
-        missing = shape[3] - late.q.shape[3]
-        if self.rest is None and self.quotient.positive:
-            if not late.k.shape[2]:
-                return out, lse
-            (other, total, log), _ = self.kernel.results(self.kernel.how, late, None)
-            behind = pad(self.quotient.log_divisor(total, log), (missing, 0), value=-math.inf)
-            return merged((out, lse), (pad(other, (0, 0, missing, 0)), behind))
-        weighed = pad(out, (0, 1), value=1.0), lse
-        if not late.k.shape[2]:
+        """The output [N, R, n_q, d_v] and the logarithms of its denominators, of those of the graph
+        and of sums."""
+        shape, late = given.q.shape[:3], late_of(given, self.lag)
+        out, lse = exact[0].to(exact[1].dtype).reshape(*shape, -1), exact[1].reshape(shape)
+        missing = shape[2] - late.q.shape[2]
+        weighed: Weighed = pad(out, (0, 1), value=1.0), lse
+        if not late.k.shape[1]:
             return self.worth(weighed)
-        sums, frames = self.kernel.sums(late)
-        if missing:
-            sums, frames = pad(sums, (0, 0, missing, 0)), pad(frames, (missing, 0), value=LOWEST)
-        if not self.steps:
-            return self.worth(together([weighed, (sums, frames)], self.quotient))
-        less = taken(self.kernel.how, self.steps, given, frames)
-        sums = sums - less[..., :-1]
-        lost = self._lost(lse, (sums, frames), less[..., -1])
-        again = bool(lost.any())
-        if again:
-            sums = sums.masked_fill(lost[:, :, None, :, None], 0.0)
-        joined = together([weighed, (sums, frames)], self.quotient)
-        return self.worth(self._again(given, call, joined, lost) if again else joined)
+        sums, log = self.kernel.sums(late)
+        frames = pad(_log_of(sums, log), (missing, 0), value=LOWEST)
+        sums, lost = pad(sums, (0, 0, missing, 0)), None
+        if self.steps:
+            less = taken(self.how, self.steps, given, frames)
+            sums = sums - less[..., :-1]
+            lost = self._lost(lse, sums, frames, less[..., -1])
+            sums = sums.masked_fill(lost[:, None, :, None], 0.0)
+        weighed = together([weighed, (sums, frames)], self.how)
+        if lost is not None and lost.any():
+            weighed = self._again(given, len(exact[0]), call, weighed, lost)
+        return self.worth(weighed)
 
-    def _lost(self, lse: Tensor, others: Weighed, sizes: Tensor) -> Tensor:
-        """The rows of which more was taken away than stays, bool [B, K, n_q]."""
+    def _lost(self, lse: Tensor, sums: Tensor, frames: Tensor, sizes: Tensor) -> Tensor:
+        """The rows of which more was taken away than stays, bool [N, n_q]."""
         with torch.no_grad():
-            _, (one, other) = in_one_frame(torch.stack([lse, others[1]]), 0)
-            total = one + other * others[0][..., -1]
+            _, (one, other) = in_one_frame(torch.stack([lse, frames]), 0)
+            total = one + other * sums[..., -1]
             # NaN stands for too much, too
             lost: Tensor = ~(sizes * other / self.most <= total.abs())
-            return lost.any(2)
+            return lost.any(1)
 
     # --- pair by pair --------------------------------------------------------------------------
 
-    def _again(self, given: Given, call: Call, found: Weighed, rows: Tensor) -> Weighed:
-        """The same with some rows, bool [B, K, n_q], weighed pair by pair."""
-        lines = enumerate(zip(shares(given, (1, 1)), rows.flatten(0, 1).cpu().numpy(), strict=True))
-        parts = [
-            self._some(part, np.flatnonzero(at), number % given.k.shape[1], call)
-            for number, (part, at) in lines
+    def _again(
+        self, given: Given, samples: int, call: Call, weighed: Weighed, rows: Tensor
+    ) -> Weighed:
+        """The same with some rows, bool [N, n_q], weighed pair by pair."""
+        lines = zip(parts(self.how, given, block=1), rows.cpu().numpy(), strict=True)
+        again = [
+            self._some(line, 1, np.flatnonzero(at), call, number % (len(rows) // samples))
+            for number, ((line,), at) in enumerate(lines)
             if at.any()
         ]
-        again = (
-            torch.cat([x[0, 0].movedim(1, 0) for x in each]) for each in zip(*parts, strict=True)
-        )
         sums, log = (
-            x.transpose(2, 3).index_put((rows,), rows_of).transpose(2, 3)
-            for x, rows_of in zip(found, again, strict=True)
+            x.transpose(1, 2).index_put((rows,), torch.cat([y[0].movedim(1, 0) for y in each]))
+            for x, each in zip(cast(Partial, weighed), zip(*again, strict=True), strict=True)
         )
-        return sums, log
+        return sums.transpose(1, 2), log.transpose(1, 2)
 
-    def _some(self, given: Given, at: np.ndarray, first: int, call: Call) -> Weighed:
-        """What all keys weigh for the queries `at` of the key heads from the first on, some queries
-        at a time."""
-        heads, repeat, n_k = given.k.shape[1], given.q.shape[2], given.k.shape[2]
-        places = list(range(first * repeat, (first + heads) * repeat))
-        most = max(1, LIMITS.pairs_at_once // max(1, given.q.shape[:3].numel() * n_k))
-        formula, parts = self.formula.of_heads(places), []
+    def _some(
+        self, given: Given, samples: int, at: np.ndarray, call: Call, first: int = 0
+    ) -> Weighed:
+        """What all keys weigh for the queries `at` of some samples and the key heads from the first
+        on, some queries at a time."""
+        (lines, ratio, n_q), n_k = given.q.shape[:3], given.k.shape[1]
+        groups = lines // max(1, samples), ratio
+        heads = slice(first * ratio, (first + groups[0]) * ratio)
+        formula = self.formula.of_heads(range(heads.start, heads.stop))
+        most, sums = max(1, LIMITS.pairs_at_once // max(1, lines * ratio * n_k)), []
+        # numbers of pairs may be those of all heads
+        tables = {name: call.tables[name] for name in self.names}
+        tables = {name: x if len(x) == 1 else x[heads] for name, x in tables.items()}
 
-        def weighed(at: np.ndarray, blocks: Blocks, given: Given, *tables: Tensor) -> Weighed:
-            learned = dict(zip(self.names, tables, strict=True))
-            mine, rows = replace(call, tables=learned), torch.from_numpy(at).to(self.device)
-            read = inputs_read(self.work, mine, self.work.n_q, rows, given.q.shape[1:3])
+        def weighed(given: Given, tables: Any, at: Tensor, blocks: Blocks) -> Weighed:
+            mine = replace(call, tables=tables)
+            read = inputs_read(self.work, mine, self.work.n_q, at, groups)
             blocks = replace(blocks, symbols={**blocks.symbols, **read})
-            pairs = pair_by_pair(self.kernel, given, formula, blocks, learned)
-            return together(pairs, self.quotient)
+            pairs = pair_by_pair(self.how, given, samples, formula, blocks, Call(tables=tables))
+            return together(pairs, self.how)
 
         for low in range(0, max(1, len(at)), most):
             some, rows = at[low : low + most], given
-            if len(some) < given.q.shape[3]:
-                index = torch.from_numpy(some).to(self.device)
-                rows = replace(given, q=given.q.index_select(3, index))
-            each = (call.tables[name] for name in self.names)
-            # numbers of pairs may be those of all heads
-            tables = (x if len(x) == 1 else x[places] for x in each)
-            run = partial(weighed, some, self._blocks(given, some, call))
-            parts.append(lean(True, rows, run, *tables))
-        sums, log = (torch.cat(x, 3) for x in zip(*parts, strict=True))
-        return sums, log.detach()
+            index = torch.from_numpy(some).to(self.device)
+            if len(some) < n_q:
+                rows = given._replace(q=given.q.index_select(2, index))
+            blocks = self._blocks(given, samples, some, call)
+            run = partial(lean, partial(weighed, at=index, blocks=blocks))
+            sums.append(uncast(run, rows, tables))
+        out, log = (joined(x, 2) for x in zip(*sums, strict=True))
+        return out, log.detach()
 
-    def _blocks(self, given: Given, at: np.ndarray, call: Call) -> Blocks:
+    def _blocks(self, given: Given, samples: int, at: np.ndarray, call: Call) -> Blocks:
         """Some queries beside all keys, as one block of the graph."""
-        n_k = self.work.n_k
+        n_k, heads = self.work.n_k, len(given.k) // max(1, samples)
         q, k = at[:, None] + n_k - self.work.n_q, np.arange(n_k)[None]
         mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data)
         # inputs of graphs that are not data-dependent have no axis of heads
         mask = mask[:, None] if mask.dim() == 3 else mask
         # the kernel may give each query head keys of its own
-        mask = by_key_head(mask, given.k.shape[1])
+        mask = by_key_head(mask, heads)
         if given.padding is not None:
-            mask = mask & given.padding[:, None, None, None, None]
+            mask = mask & given.padding.view(samples, heads, 1, 1, 1, n_k)
         symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
         return Blocks(mask, symbols=symbols)
 
@@ -435,9 +422,10 @@ def late_of(given: Given, lag: int) -> Given:
     that have earlier ones, beside keys so many positions before them."""
     if not lag:
         return given
-    keys = max(0, given.k.shape[2] - lag)
-    rows = slice(given.q.shape[3] - min(given.q.shape[3], keys), None)
-    return replace(given.keys([keys, given.k.shape[2] - keys])[0], q=given.q[:, :, :, rows])
+    n_q, keys = given.q.shape[2], max(0, given.k.shape[1] - lag)
+    early = n_q - min(n_q, keys)
+    before, behind = given.cut([early, n_q - early], [keys, given.k.shape[1] - keys])
+    return before._replace(q=behind.q)
 
 
 # --- generation ----------------------------------------------------------------------------------
@@ -457,30 +445,27 @@ class HybridStream(KeyStream):
     def advanced(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
     ) -> tuple[Outputs, object]:
-        hybrid, kernel = self.hybrid, self.hybrid.kernel
-        check_no_dropout(f"a graph with `{kernel.name}`", call.dropout_p)
-        request = kernel.given(q, k, v, call)
-        sums, kept = cast(
-            "tuple[State, KeyCache | None]", state or (no_keys(kernel.how, request), None)
-        )
-        cache, formula, blocks, later = self.seen(request.k, request.v, call, kept)
-        every = replace(request, k=cache.keys, v=cache.values, padding=cache.padding)
-        parts = pair_by_pair(kernel, every, formula, blocks, call.tables)
-        out, lse = hybrid.worth(
-            together([*parts, _of_state(kernel, request, sums)], hybrid.quotient)
-        )
-        out = out.to(q.dtype).flatten(1, 2)
+        hybrid, kernel, how = self.hybrid, self.hybrid.kernel, self.hybrid.how
+        check_no_dropout(f"GRAPH + {kernel.name}", call.dropout_p)
+        given = kernel.given(q, k, v, call)
+        sums, kept = cast("tuple[State, KeyCache | None]", state or (no_keys(how, given), None))
+        # the kernel may give each query head keys of its own
+        heads = len(q), -1
+        k, v = (torch.unflatten(x, 0, heads) for x in (given.k, given.v))
+        cache, formula, blocks, later = self.seen(k, v, call, kept)
+        every = _of_keys(given, cache)
+        pairs = pair_by_pair(how, every, len(q), formula, blocks, Call(tables=call.tables))
+        out, lse = hybrid.worth(together([*pairs, of_queries(how, given, sums)], how))
         left = cache.part(~later)
         if len(left.positions):
-            some = replace(request, k=left.keys, v=left.values, padding=left.padding)
-            sums = absorbed(kernel.how, some, sums)
-        return (out, None if lse is None else lse.flatten(1, 2)), (sums, cache.part(later))
+            sums = absorbed(how, _of_keys(given, left), sums)
+        shape = q.shape[:3]
+        out = out.to(q.dtype).view(*shape, -1)
+        return (out, None if lse is None else lse.view(shape)), (sums, cache.part(later))
 
 
-def _of_state(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
-    """What keys weigh together whose sums are given."""
-    f, log = _in_frames(kernel.how.map(given.q.to(given.kind).flatten(2, 3), given.tables))
-    if state.base is not None:
-        log = log + state.base[..., None].to(log.dtype)
-    sums = torch.unflatten(f @ state.sums, 2, given.q.shape[2:4])
-    return sums, log.view(given.q.shape[:-1])
+def _of_keys(given: Given, cache: KeyCache) -> Given:
+    """The same with the keys of a cache."""
+    k, v, real = cache.keys.flatten(0, 1), cache.values.flatten(0, 1), cache.padding
+    real = None if real is None else real.repeat_interleave(cache.keys.shape[1], 0)
+    return given._replace(k=k, v=v, padding=real)

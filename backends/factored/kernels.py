@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from attnspec.backends.factored.features.kernel import feature_kernel
+from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.hybrid import hybrid_kernel
 from attnspec.backends.factored.matrices import MIXINGS, MatrixKernel
 from attnspec.lower.work import Kernel, Work, mechanism_of
@@ -18,5 +18,5 @@ def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kerne
     """The kernel of a work's mechanism, with the graph beside it where it has one."""
     if mechanism_of(work).name in MIXINGS:
         return MatrixKernel(work, heads, device)
-    kernel = feature_kernel(work, heads)
+    kernel = FeatureKernel(work, heads)
     return hybrid_kernel(work, heads, device, kernel) if work.hybrid else kernel

@@ -29,16 +29,10 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh, widened
 from attnspec.backends.common.torch_modes import unseen
+from attnspec.backends.factored import text_of_matrices
 from attnspec.backends.factored.definitions import text_of
 from attnspec.backends.factored.features.sums import State
-from attnspec.backends.factored.softmax import (
-    attend,
-    check_no_dropout,
-    repeated,
-    segment_maxima,
-    segment_means,
-    without_padding,
-)
+from attnspec.backends.factored.softmax import attend, check_no_dropout, repeated
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, mechanism_of
@@ -69,17 +63,16 @@ class MatrixKernel:
     def runs_definition(self) -> bool:
         """Whether its formula is the text of the definition, so that comparing both shows faults of
         what stands in the place of single functions alone."""
-        kind = getattr(self.work.mechanism, "kind", "")
-        return MIXINGS[mechanism_of(self.work).name][0] is not fourier and kind not in THIN
+        return getattr(self.work.mechanism, "kind", "") not in THIN
 
     @cached_property
     def text(self) -> dict[str, Any]:
-        return text_for(self.work, 0.0)
+        return text_for(self.work, 0.0, len(self.heads))
 
     def mixed(self, parts: Parts, call: Call) -> Tensor:
         """The output by the definition."""
-        text = text_for(self.work, call.dropout_p) if call.dropout_p else self.text
-        name = mechanism_of(self.work).name
+        dropout_p, name = call.dropout_p, mechanism_of(self.work).name
+        text = text_for(self.work, dropout_p, len(self.heads)) if dropout_p else self.text
         learned = {f"{name}_{part}": x for part, x in call.tables.items()}
         out: Tensor = text["mix"](*parts, 0, call.padding, learned)
         return out
@@ -89,7 +82,9 @@ class MatrixKernel:
     ) -> tuple[State, None]:
         """What keys and values at these positions add to the dense projections of Linformer,
         [B, heads, rank, d + d_v], of a call whose padding is theirs."""
-        k, v = (without_padding(x, call.padding) for x in _beside(q, widened(k), widened(v), call))
+        k, v = (
+            self.text["without"](x, call.padding) for x in _beside(q, widened(k), widened(v), call)
+        )
         here = {name: x.index_select(2, at).to(k.dtype) for name, x in call.tables.items()}
         by_values = here.get("values", here["keys"])
         return State(torch.cat([here["keys"] @ k, by_values @ v], 3)), None
@@ -101,16 +96,12 @@ class MatrixKernel:
         return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
 
 
-def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
-    """The functions of the definition, with faster ones in the place of some."""
+def text_for(work: Work, dropout_p: float, heads: int) -> dict[str, Any]:
+    """The functions of the definition for so many query heads, with faster ones in the place of
+    some, which take fewer heads of keys and values."""
+    landmarks = heads if mechanism_of(work).name == "nystrom" else 1
 
-    def attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        scale: float,
-    ) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         return attend(q, k, v, scale, mask=mask, dropout_p=dropout_p)
 
     def by_logits(logits: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -119,29 +110,29 @@ def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
             weights = functional.dropout(weights.expand(*v.shape[:2], -1, -1), dropout_p)
         return weights @ v
 
+    def means(x: Tensor, count: int, padding: Tensor | None) -> Tensor:
+        of_keys: Any = text_of_matrices.means
+        return repeated(of_keys(x, count, padding), max(landmarks, x.shape[1]))
+
+    def with_convolution(out: Tensor, x: Tensor, kernels: Tensor) -> Tensor:
+        x, late = repeated(x, max(len(kernels), x.shape[1])), slice(x.shape[2] - out.shape[2], None)
+        into = torch.unflatten(out, 1, (x.shape[1], -1))
+        if not unseen(out, x, kernels):
+            return (into + along(x, kernels)[:, :, None, late]).flatten(1, 2)
+        # head by head in its place
+        for head in range(x.shape[1]):
+            kernel = kernels[head % len(kernels)][None]
+            into[:, head] += along(x[:, head : head + 1], kernel)[:, :, late]
+        return out
+
     return text_of(
         work,
         0,
         attention=attention,
         by_logits=by_logits,
-        means=segment_means,
-        maxima=segment_maxima,
-        with_convolution=_with_convolution,
+        means=means,
+        with_convolution=with_convolution,
     )
-
-
-def _with_convolution(out: Tensor, x: Tensor, kernels: Tensor) -> Tensor:
-    """out [B, H, n_q, d] plus the last rows of `along`; head by head in its place if nothing else
-    sees it."""
-    rows = out.shape[2]
-    if not unseen(out, x, kernels):
-        return out + along(x, kernels)[:, :, x.shape[2] - rows :]
-    for head in range(out.shape[1]):
-        at = slice(head, head + 1)
-        out[:, at] += along(x[:, at], kernels[at if len(kernels) > 1 else slice(1)])[
-            :, :, x.shape[2] - rows :
-        ]
-    return out
 
 
 def along(x: Tensor, kernels: Tensor) -> Tensor:
@@ -237,44 +228,17 @@ def defined(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
     return kernel.mixed((q, repeated(k, q.shape[1]), repeated(v, q.shape[1])), call)
 
 
-def fourier(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
-    """Re(F_n V F_d)."""
-    q, _, v = parts
-    out = transformed(without_padding(v, call.padding))
-    return repeated(out, q.shape[1])[:, :, -q.shape[2] :]
-
-
-def transformed(x: Tensor) -> Tensor:
-    """Re(F_n X F_d) of x [..., n, d], the unnormalised transforms along both axes."""
-    size = x.shape[-1]
-    if x.shape[-2] >= LIMITS.transformed and unseen(x):
-        out = x.new_empty(x.shape)
-        for matrix, into in zip(x.flatten(0, -3), out.view(-1, *x.shape[-2:]), strict=True):
-            _by_channels(matrix, into)
-        return out
-    half = torch.fft.fft(torch.fft.rfft(x, dim=-1), dim=-2).real
-    # the other channels are the same numbers read backwards: position -i, channel -c
-    rest = half[..., 1 : size - size // 2]
-    rest = torch.cat([rest[..., :1, :], rest[..., 1:, :].flip(-2)], -2).flip(-1)
-    return torch.cat([half, rest], -1)
-
-
-def _by_channels(x: Tensor, out: Tensor) -> None:
-    """The same of one matrix x [n, d], each channel transformed where it lies in one piece."""
-    size = x.shape[1]
-    half = torch.fft.fft(torch.fft.rfft(x, dim=1).T.contiguous()).real
-    rest = half[1 : size - size // 2].flip(0)
-    out[:, : len(half)] = half.T
-    out[:1, len(half) :] = rest[:, :1].T
-    out[1:, len(half) :] = rest[:, 1:].flip(1).T
+def grouped(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
+    """By the definition, whose functions take fewer key heads."""
+    return repeated(kernel.mixed(parts, call), parts[0].shape[1])
 
 
 MIXINGS: dict[str, tuple[Callable[[MatrixKernel, Parts, Call], Tensor], bool]] = {
     "linformer": (linformer, True),
-    "nystrom": (defined, False),
+    "nystrom": (grouped, False),
     "synthesizer": (synthesizer, True),
     "efficient": (efficient, False),
-    "fourier": (fourier, False),
+    "fourier": (grouped, False),
     "mixer": (defined, False),
     "gmlp": (defined, False),
 }

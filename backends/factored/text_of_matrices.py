@@ -27,8 +27,6 @@ def attention(q, k, v, mask, scale):
 def segments(x, count, real):
     """The segment of each position of rows, beside each number of theirs: as many of n // m as
     n % m leaves, then longer ones; padding belongs to none, which is the number `count`."""
-    if real is None:
-        real = torch.ones(1, x.shape[2], dtype=torch.bool, device=x.device)
     place, total = real.cumsum(-1) - 1, real.sum(-1, keepdim=True)
     cuts = total.clamp(1, count)
     size, short = total // cuts, cuts - total % cuts
@@ -36,6 +34,16 @@ def segments(x, count, real):
     late = short + (place - cut) // (size + 1)
     number = torch.where(place < cut, place // size.clamp_min(1), late)
     return number.masked_fill(~real, count)[:, None, :, None].expand(x.shape)
+
+
+def in_segments(x, count, pooled):
+    """What is made of `count` segments of all rows, those [B, H, m, length, d] of a length."""
+    size, longer = divmod(x.shape[2], count)
+    cut = (count - longer) * size
+    parts = [pooled(x[:, :, :cut].unflatten(2, (count - longer, size)))]
+    if longer:
+        parts.append(pooled(x[:, :, cut:].unflatten(2, (longer, size + 1))))
+    return torch.cat(parts, 2)
 
 
 def occupied(real, count):
@@ -47,6 +55,9 @@ def occupied(real, count):
 
 def means(x, count, real):
     """The mean of each of `count` segments of rows, 0 where there is none."""
+    if real is None:
+        # torch takes sums many times faster than means
+        return in_segments(x, count, lambda parts: parts.sum(3) / parts.shape[3])
     at = segments(x, count, real)
     sums = x.new_zeros(*x.shape[:2], count + 1, x.shape[3]).scatter_add(2, at, x)[:, :, :count]
     sizes = (at[:, :1, :, 0] == torch.arange(count, device=x.device)[:, None]).sum(-1)
@@ -55,6 +66,8 @@ def means(x, count, real):
 
 def maxima(x, count, real):
     """The largest numbers of each of `count` segments of rows, 0 where there is none."""
+    if real is None:
+        return in_segments(x, count, lambda parts: parts.amax(3))
     top = x.new_full((*x.shape[:2], count + 1, x.shape[3]), -torch.inf)
     top = top.scatter_reduce(2, segments(x, count, real), x, "amax")[:, :, :count]
     return top.masked_fill(top == -torch.inf, 0.0)
@@ -170,7 +183,7 @@ def mix_gmlp(q, k, v, layer, real, x):
     """q * (W LayerNorm(v) + b), W lower triangular if the spec is causal."""
     if q.shape[3] != v.shape[3]:
         sizes = f"{q.shape[3]} and {v.shape[3]}"
-        raise ValueError(f"`gmlp` multiplies q by what it makes of v: one head size, got {sizes}")
+        raise ValueError(f"`gmlp` multiplies q by v: both must have one head size, got {sizes}")
     n_q, n = q.shape[2], v.shape[2]
     normal = layer_norm(v, v.shape[-1:]) * x["gmlp_gain"][:, None] + x["gmlp_shift"][:, None]
     weight = x["gmlp_weight"][:, n - n_q : n, :n]

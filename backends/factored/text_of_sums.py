@@ -16,7 +16,7 @@ NORMALIZE, ADDED, LEAST, FLOOR = "sum", 1e-6, 0.0, 0.0
 def attend(q, k, v, layer, dropout_p, x, learned):
     """mix(q, k, v) in float32 at least, with a head of keys for each of queries."""
     if dropout_p:
-        raise ValueError(f"there are no weights to drop: dropout_p must be 0, got {dropout_p}")
+        raise ValueError(f"dropout_p must be 0, got {dropout_p}: no weights are computed")
     if LONGEST is not None:
         if k.shape[2] > LONGEST:
             raise ValueError(f"n is at most {LONGEST}, got {k.shape[2]}")
@@ -53,15 +53,19 @@ def divided(sums, log):
     if NORMALIZE == "none":
         return sums[..., :-1] * torch.exp(log)
     else:
-        total = sums[..., -1:]
-        if ADDED:
-            total = total + ADDED * torch.exp(-log)
-        elif FLOOR:
-            total = torch.maximum(total, FLOOR * torch.exp(-log))
-        elif LEAST:
-            least = LEAST * torch.exp(-log)
-            total = torch.where(total.abs() >= least, total, torch.where(total < 0, -least, least))
-        return sums[..., :-1] / torch.where(total == 0, 1.0, total)
+        return sums[..., :-1] / divisor(sums[..., -1:], log)
+
+
+def divisor(total, log):
+    """What sums of weights divide by; exp(log) times as much is meant."""
+    if ADDED:
+        total = total + ADDED * torch.exp(-log)
+    elif FLOOR:
+        total = torch.maximum(total, FLOOR * torch.exp(-log))
+    elif LEAST:
+        least = LEAST * torch.exp(-log)
+        total = torch.where(total.abs() >= least, total, torch.where(total < 0, -least, least))
+    return torch.where(total == 0, 1.0, total)
 
 
 def together(g, log, real):
@@ -126,7 +130,7 @@ def squared_relu(x, layer, learned):
 
 def exp(x, layer, learned):
     """The exponential."""
-    return exponentials(x, 0.0)
+    return exponentials(x, torch.zeros_like(x[..., :1]), 0.0)
 
 
 def identity(x, layer, learned):
@@ -140,11 +144,15 @@ def first_order(x, layer, learned):
 
 
 def second_order(x, layer, learned):
-    """(1, x, x x^T / sqrt(2)) of scaled rows, whose products are 1 + s + s^2 / 2."""
-    x = x * factor_of(x.shape[3])
-    squares = (x[..., None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
+    """(the products of two channels, x, 1) of scaled rows, whose products are 1 + s + s^2 / 2: each
+    eight channels times themselves, over the root of 2, and times all channels behind them."""
+    x, products = x * factor_of(x.shape[3]), []
+    for low in range(0, x.shape[3], 8):
+        one, behind = x[..., low : low + 8], x[..., low + 8 :]
+        rest = torch.cat([one / math.sqrt(2), behind], -1)
+        products.append((one[..., None] * rest[..., None, :]).flatten(-2))
     one = torch.ones_like(x[..., :1])
-    return torch.cat([one, x, squares], -1), torch.zeros_like(one)
+    return torch.cat([*products, x, one], -1), torch.zeros_like(one)
 
 
 def waves(x, layer, learned):
@@ -158,21 +166,21 @@ def waves(x, layer, learned):
 def positive(x, layer, learned):
     """exp(w . x - |x|^2 / 2) / sqrt(m)."""
     x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    return exponentials(x @ w.mT - x.square().sum(-1, keepdim=True) / 2, -math.log(w.shape[1]) / 2)
+    half = x.square().sum(-1, keepdim=True) / 2
+    return exponentials(x @ w.mT, half, -math.log(w.shape[1]) / 2)
 
 
 def gaussian(x, layer, learned):
     """exp(w . x - |x|^2) / sqrt(m), whose products estimate exp(-|x - y|^2 / 2)."""
     x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    return exponentials(x @ w.mT - x.square().sum(-1, keepdim=True), -math.log(w.shape[1]) / 2)
+    return exponentials(x @ w.mT, x.square().sum(-1, keepdim=True), -math.log(w.shape[1]) / 2)
 
 
 def hyperbolic(x, layer, learned):
     """(exp(w . x), exp(-w . x)) exp(-|x|^2 / 2) / sqrt(2 m)."""
     x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    along = torch.cat([x @ w.mT, -(x @ w.mT)], -1)
-    log = -math.log(2 * w.shape[1]) / 2
-    return exponentials(along - x.square().sum(-1, keepdim=True) / 2, log)
+    along, half = x @ w.mT, x.square().sum(-1, keepdim=True) / 2
+    return exponentials(torch.cat([along, -along], -1), half, -math.log(2 * w.shape[1]) / 2)
 
 
 def trig(x, layer, learned):
@@ -190,10 +198,11 @@ def relu_along(x, layer, learned):
     return torch.relu(x @ w.mT) / math.sqrt(w.shape[1]), torch.zeros_like(x[..., :1])
 
 
-def exponentials(x, log):
-    """exp(x + log), the largest of each row in its frame."""
+def exponentials(x, less, log):
+    """exp(x - less + log), the largest of each row in its frame."""
     top = x.detach().amax(-1, keepdim=True)
-    return torch.exp(x - top), top + log
+    values = torch.exp(x - (top + (less - less.detach())))
+    return values, top - less.detach() + log
 
 
 def unit(x):

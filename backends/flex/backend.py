@@ -42,11 +42,11 @@ class FlexBackend:
         if device == "cpu" and not _is_new_enough():
             return f"on the CPU it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
         if work.normalize not in MERGED:
-            return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
+            return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
         if len(work.changes.tables) + len(work.changes.pairs) > 1:
-            return "scores read two tensors that have gradients, and it differentiates by one"
+            return "it can train one table or input of scores, and the spec has several"
         if device == "cpu" and work.normalize != "softmax":
-            return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` is made of"
+            return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` needs"
         bands = flex_steps(work, device)
         if any(band.endless for band in bands):
             return f"in blocks of {BLOCK} x {BLOCK} the graph is too many to list"
@@ -57,7 +57,7 @@ class FlexBackend:
             )
         taken = sum(LISTED * band.tiles.q.count * band.tiles.k.count for band in bands)
         if taken > LARGEST:
-            return f"its block lists are {taken:,} bytes, and at most {LARGEST:,} are kept"
+            return f"its lists of blocks would take {taken:,} bytes, and the limit is {LARGEST:,}"
         return None
 
     def cost(self, work: Work) -> float:

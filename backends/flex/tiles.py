@@ -81,12 +81,12 @@ class StepTiles:
         self.labels = () if labels is None else labels[0]
         self.looks = labels is None
         if self.looks:
-            self._look_into(work.relation)
+            self._examine(work.relation)
 
     def __call__(self, data: Data, batch: int) -> Masks:
         """The masks of a call of so many samples whose inputs are [B, n], or lengths [B, 1, 1]."""
         if self.looks:
-            return self._looked_at(data, batch)
+            return self._examined(data, batch)
         return self._labelled(data, batch) if self.labels else self.static
 
     def _labelled(self, data: Data, batch: int) -> Masks:
@@ -104,7 +104,7 @@ class StepTiles:
 
     # --- inputs that a graph asks for something else -------------------------------------------
 
-    def _look_into(self, relation: Relation) -> None:
+    def _examine(self, relation: Relation) -> None:
         """Makes out which tiles are examined, and what is static in them."""
         layout = self.layout
         full = layout.kinds == FULL_TILE
@@ -125,7 +125,7 @@ class StepTiles:
         self.parts.append((self.static.numbers[0, at], self.static.bits))
         self.condition = Intersection((Part(len(reading.parts)), reading.condition))
 
-    def _looked_at(self, data: Data, batch: int) -> Masks:
+    def _examined(self, data: Data, batch: int) -> Masks:
         # beside tiles, rows and columns a number of each sample has an axis more
         inputs = {name: x[..., None] if x.dim() == 3 else x for name, x in data.items()}
         (height, width), count = (x.shape[1] for x in self.places), len(self.looked[0])

@@ -32,7 +32,7 @@ class Dense:
         pairs = work.n_q * work.n_k
         if pairs > LIMITS.dense:
             return (
-                f"at most {LIMITS.dense:,} pairs are examined one by one, and there are {pairs:,}"
+                f"at most {LIMITS.dense:,} pairs are computed one by one, and there are {pairs:,}"
             )
         return None
 
@@ -63,7 +63,7 @@ class TorchCall:
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.normalize not in MERGED:
-            return f"torch knows no `{work.normalize}`"
+            return f"torch's call takes a softmax, and the spec says `normalize {work.normalize}`"
         if work.changes.bends or work.changes.tables:
             return "torch's call adds constants to scores, and `score` does more"
         if work.unit_keys:

@@ -27,12 +27,7 @@ from attnspec.lower.work import Call, Work
 
 
 class DenseKernel(ByKeyHead):
-    """The definition: the formula on one block of all pairs, or of the keys at some positions; with
-    `added`, broadcastable to [B, H, n_q, n_k] for all heads, on top of the changed scores, where a
-    pair with -inf is none."""
-
-    added: Tensor | None = None
-    allowed: Tensor | None = None
+    """The definition: the formula on one block of all pairs, or of the keys at some positions."""
 
     def __init__(
         self,
@@ -41,7 +36,6 @@ class DenseKernel(ByKeyHead):
         device: torch.device,
         keys: np.ndarray | None = None,
         plan: MaskPlan | None = None,
-        added: Tensor | None = None,
     ) -> None:
         self.work, self.formula = work, Formula(work, heads, device)
         q_at = np.arange(work.n_k - work.n_q, work.n_k)[:, None]
@@ -53,12 +47,6 @@ class DenseKernel(ByKeyHead):
             queries, present = (torch.from_numpy(at).to(device) for at in work.positions)
             self.positions = {"q": queries[:, None], "k": present[k_at[0]]}
         self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
-        if added is not None:
-            if added.dim() == 4 and added.shape[1] > 1:
-                added = added[:, list(heads)]
-            added = added.reshape((1,) * (4 - added.dim()) + added.shape)
-            self.allowed = added > -torch.inf
-            self.added = torch.where(self.allowed, added, 0.0)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if self.work.decided:
@@ -91,8 +79,7 @@ class DenseKernel(ByKeyHead):
         if self.work.changes:
             read = inputs_read(self.work, call, q.shape[3], slice(None), q.shape[1:3])
             symbols = {**self.positions, **read}
-        added = None if self.added is None else by_key_head(self.added, q.shape[1])
-        blocks = Blocks(mask, counts, factor, left, symbols, added)
+        blocks = Blocks(mask, counts, factor, left, symbols)
         return self.formula.of_block(q, k, v, blocks, call)
 
     def mask(self, call: Call) -> Tensor | None:
@@ -100,8 +87,6 @@ class DenseKernel(ByKeyHead):
         mask = None if self.plan is None else self.plan(call.data)
         if mask is not None and not self.work.decided:
             mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
-        if self.allowed is not None:
-            mask = self.allowed if mask is None else mask & self.allowed
         if call.padding is None:
             return mask
         real = self._read(call.padding, 1)[:, None, None]

@@ -1,18 +1,14 @@
 """Tables of blocks in any order of tokens, the backend of most graphs.
 
-On the CPU disjoint steps, each in the order of tokens in which its pairs are close: a stride is a
-band once tokens are grouped by residue. Every step goes through torch's flash kernel, forward and
-backward, and results are merged exactly by their log-sum-exps. Graphs that read run-time inputs are
-laid out anew for every sample's inputs. Where the flash kernel cannot go, plain operations compute
-the same tables; on other devices, and for weights that are not merged, those of one step in natural
-order. In decoding the last few queries read their rows as they are: nothing is laid out in tiles,
-because the next step has another length and would have to do it again. Of data-dependent graphs the
-choices of a call make the tables, and the rest of the graph stands beside them.
+On the CPU disjoint steps, each in the order of tokens in which its pairs are close, go through
+torch's flash kernel and are merged by their log-sum-exps: of inputs anew for every sample, of
+data-dependent graphs by the choices of a call. Elsewhere plain operations compute the same tables,
+or those of one step in natural order. In decoding the last few queries read their rows as they are:
+the next step has another length, and nothing would be laid out for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -30,7 +26,6 @@ from attnspec.lower.work import (
     MERGED,
     Kernel,
     Work,
-    differ_in_pairs_alone,
     inputs_read,
 )
 
@@ -59,7 +54,7 @@ class TablesBackend:
         if work.decodes or self.stepped(work, device):
             return None
         if work.reads:
-            return f"the graph reads {inputs_read(work)}, and tables are laid out before"
+            return f"it lays tables out before a call, and the graph reads {inputs_read(work)}"
         if not self._costs(work):
             size = f"{LARGE[-1]:,} x {LARGE[-1]:,}"
             return f"in tiles of {size} there would be more than {LIMITS.tiles:,}"
@@ -151,22 +146,6 @@ class TablesBackend:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
 
-    def joins(self, works: Sequence[Work]) -> bool:
-        """Whether several heads differ in their pairs alone, so that their steps can be computed
-        together."""
-        first = works[0]
-        if first.changes or first.decodes or not differ_in_pairs_alone(works):
-            return False
-        return self.stepped(first, first.device) and len(works) * first.n_k <= LIMITS.joined
-
-    def build_joined(
-        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
-    ) -> Kernel:
-        """The kernel of several groups of heads, one after the other."""
-        from attnspec.backends.tables.kernel import JoinedSteps
-
-        return JoinedSteps(groups, device)
-
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.common.composed import ComposedTables
         from attnspec.backends.one_block.dense import RowsKernel
@@ -199,16 +178,16 @@ def refuses_decided(work: Work, device: str) -> str | None:
     if device != "cpu":
         return f"its kernel runs on the CPU, not on {device}"
     if work.normalize not in MERGED:
-        return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
+        return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
     parts = parts_of(work.relation)
     if parts is None:
-        return "decided graphs stand under something else than `|` and `&`, or in too many terms"
+        return "data-dependent graphs must be joined by `|` and `&` alone, in few terms"
     alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
     for leaf in work.decided:
         if not alone and not leaf.beside(vars(leaf)):
-            return f"`{leaf.name}` changes weights, and another graph stands beside it"
+            return f"`{leaf.name}` changes weights, and is joined with another graph"
         if leaf.averages and work.changes.placed:
-            return "scores change with positions, and means of queries have none"
+            return "scores depend on positions, and the mean query of a cluster has none"
     return None
 
 

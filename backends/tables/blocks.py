@@ -1,15 +1,14 @@
 """Blocks of tables in pieces that stay in the cache: where their rows lie, and their masks.
 
-Rows that follow one another at one distance, within blocks and from block to block, are one strided
-view and cost no copy. Others are gathered. Numbers of blocks are arranged as the flash kernel takes
-them: [batch, heads, rows, size].
+Blocks of rows that follow one another, at one distance from block to block, are one strided view
+and cost no copy. Others are gathered. Numbers of blocks are arranged as the flash kernel takes
+them: [blocks, heads, rows, size].
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from threading import local
@@ -20,15 +19,12 @@ from torch import Tensor
 
 from attnspec.backends.common.composed import DeviceBatch
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import Partial, merge
+from attnspec.backends.common.merging import LOWEST, Partial, merge
 from attnspec.layout.tables import Batch
 from attnspec.limits import LIMITS
 
 ALIKE = 0.9
-"""The share of neighbours in blocks that lie at one distance, from which on rows are read there."""
-
-REREAD = 1.5
-"""How often a key is read from which on a copy in order pays."""
+"""The share of neighbours in blocks that follow one another, from which on rows are read there."""
 
 TILE = 4
 """Rows that are copied as one, at least."""
@@ -39,129 +35,61 @@ SINGLE = 8
 Positions = tuple[np.ndarray, np.ndarray]
 """Where queries [n_q] and keys [n_k] stand, int64."""
 
-Added = tuple[Tensor | None, Tensor | None]
-"""What is added to scores, and the rows without a key; None for nothing, and for no such rows."""
-
-
-@dataclass(frozen=True)
-class Lattice:
-    """Blocks whose first rows are `first + i * outer + j * inner`, i < `many`, j < `each`; their
-    rows lie `gap` apart."""
-
-    first: int
-    many: int
-    outer: int
-    each: int
-    inner: int
-    gap: int
-
-
-def lattice_of(starts: np.ndarray, gap: int = 1) -> Lattice | None:
-    """The blocks with these first rows, all of them different, as a lattice; None if they are
-    none."""
-    first, count = int(starts[0]), len(starts)
-    if count == 1:
-        return Lattice(first, 1, 0, 1, 1, gap)
-    gaps = starts[1:] - starts[:-1]
-    inner = int(gaps[0])
-    other = np.flatnonzero(gaps != inner)
-    if inner <= 0:
-        return None
-    if not len(other):
-        return Lattice(first, 1, 0, count, inner, gap)
-    each = int(other[0]) + 1
-    if count % each:
-        return None
-    table = starts.reshape(-1, each)
-    outer = int(table[1, 0] - table[0, 0])
-    wanted = first + outer * np.arange(len(table))[:, None] + inner * np.arange(each)
-    if outer <= 0 or (table != wanted).any() or len(np.unique(starts)) < count:
-        return None
-    return Lattice(first, len(table), outer, each, inner, gap)
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """How blocks become the first two dimensions: `many` times `each`, the larger stride first; one
-    times all of them is blocks first, heads second."""
-
-    many: int
-    each: int
-    swapped: bool = False
-
-    def arrange(self, x: Tensor) -> Tensor:
-        """[c, blocks, …] -> [batch, heads, …]."""
-        if self.many == 1:
-            return x.transpose(0, 1)
-        x = x.reshape(self.many, self.each, *x.shape[2:])
-        return x.transpose(0, 1) if self.swapped else x
-
-    def back(self, x: Tensor) -> Tensor:
-        """[batch, heads, …] -> [c, blocks, …]."""
-        if self.many == 1:
-            return x.transpose(0, 1)
-        x = x.transpose(0, 1) if self.swapped else x
-        return x.reshape(1, self.many * self.each, *x.shape[2:])
-
 
 class Blocks:
-    """Blocks of rows of one side, int64 [blocks, height], -1 for a place that is not a row; `to`
-    arranges what is read of them."""
+    """Blocks of one side: of rows int64 [blocks, height], -1 for a place that is not a row, or of
+    the numbers of tiles of a `size` [blocks, height / size], all of which are there."""
 
-    def __init__(self, rows: np.ndarray, to: Arrangement | None = None) -> None:
-        self.rows = rows
-        self.count, self.height = rows.shape
-        self.to = Arrangement(1, self.count) if to is None else to
+    def __init__(self, rows: np.ndarray, size: int = 1) -> None:
+        self.rows, self.size = rows, size
+        self.count, self.height = len(rows), rows.shape[1] * size
 
     @cached_property
     def _real(self) -> np.ndarray | None:
         """The places that are rows, bool [blocks, height]; None where all are."""
         real = self.rows >= 0
-        return None if real.all() else real
+        return None if self.size > 1 or real.all() else real
 
     @cached_property
-    def lattice(self) -> Lattice | None:
-        """The blocks as a strided view, if they are one."""
-        gap = 1
-        if self._real is not None:
+    def distance(self) -> int | None:
+        """How far the next block is, of rows that follow one another; None for other blocks."""
+        first, starts = self.rows[0], self.rows[:, 0]
+        if starts[0] < 0 or first[-1] - first[0] != len(first) - 1:
             return None
-        if self.height > 1:
-            gap = int(self.rows[0, 1] - self.rows[0, 0])
-            if gap <= 0 or (np.diff(self.rows, axis=1) != gap).any():
-                return None
-        return lattice_of(self.rows[:, 0], gap)
-
-    @cached_property
-    def _arranged(self) -> Lattice | None:
-        """The same as they are arranged."""
-        at, many, each = self.lattice, self.to.many, self.to.each
-        if at is None or (at.many, at.each) == (many, each):
-            return at
-        if at.many > 1 or at.each != many * each:
+        gaps = np.diff(starts)
+        apart = int(gaps[0]) if len(gaps) else 1
+        if apart <= 0 or (gaps != apart).any() or (np.diff(self.rows, axis=1) != 1).any():
             return None
-        return replace(at, many=many, each=each, outer=each * at.inner)
+        return apart * self.size
 
     @cached_property
     def tile(self) -> int:
         """The most rows so that the blocks consist of whole tiles of them: t tile, t tile + 1, …"""
         flat = self.rows.ravel()
-        if self._real is not None or not len(flat):
-            return 1
+        if self.size > 1 or not (np.diff(flat[:TILE]) == 1).all() or self._real is not None:
+            return self.size
         breaks = np.flatnonzero(np.diff(flat) != 1) + 1
         starts = flat[np.concatenate([[0], breaks])]
         return int(np.gcd.reduce(np.concatenate([breaks, starts, [self.height]])))
 
     @cached_property
+    def numbers(self) -> Tensor:
+        """The row of every place, int64 [blocks, height], -1 for none."""
+        rows = self.rows[..., None] * self.size + np.arange(self.size)
+        return torch.from_numpy(rows.reshape(self.count, -1) if self.size > 1 else self.rows)
+
+    @cached_property
     def index(self) -> Tensor:
-        """The row of every place, int64 [blocks * height]; the first one in place of none."""
-        return torch.from_numpy(np.maximum(self.rows, 0).ravel())
+        """The same [blocks * height]; the first row in place of none."""
+        return self.numbers.flatten() if self._real is None else self.numbers.clamp(min=0).flatten()
 
     @cached_property
     def tile_index(self) -> Tensor | None:
         """The tile of every block, if tiles can be taken whole: int64 [blocks * tiles]."""
         if self.tile < TILE:
             return None
-        return torch.from_numpy(self.rows[:, :: self.tile].ravel() // self.tile)
+        tiles = self.rows if self.size > 1 else self.rows[:, :: self.tile] // self.tile
+        return torch.from_numpy(tiles.ravel())
 
     @cached_property
     def missing(self) -> Tensor | None:
@@ -170,36 +98,28 @@ class Blocks:
 
     @cached_property
     def present(self) -> Tensor:
-        """The places that are rows."""
+        """The places that are rows, of blocks of rows."""
         return torch.from_numpy(np.flatnonzero(self.rows >= 0))
 
     def views(self, *tensors: Tensor) -> list[Tensor] | None:
-        """The blocks of tensors [c, rows, …] as views [batch, heads, height, …], or None."""
-        at = self._arranged
-        if at is None or (at.many > 1 and tensors[0].shape[0] > 1):
+        """The blocks of tensors [c, rows, …] as views [blocks, c, height, …], or None."""
+        if self.distance is None:
             return None
-        views = []
+        first, views = int(self.rows[0, 0]) * self.size, []
         for x in tensors:
             head, row, *rest = x.stride()
-            size, strides = [at.each, x.shape[0]], [at.inner * row, head]
-            if at.many > 1:
-                size, strides = [at.many, at.each], [at.outer * row, at.inner * row]
-                if self.to.swapped:
-                    size, strides = size[::-1], strides[::-1]
-            size += self.height, *x.shape[2:]
-            strides += at.gap * row, *rest
-            views.append(x.as_strided(size, strides, x.storage_offset() + at.first * row))
+            size = self.count, x.shape[0], self.height, *x.shape[2:]
+            strides = self.distance * row, head, row, *rest
+            views.append(x.as_strided(size, strides, x.storage_offset() + first * row))
         return views
 
-    def read(self, blank: str = "", **named: Tensor) -> list[Tensor]:
-        """The blocks of tensors [c, rows, …] as [batch, heads, height, …], where they lie or in
-        buffers of their names; places that are not rows repeat the first row, or are zero in the
-        tensor `blank`."""
+    def read(self, **named: Tensor) -> list[Tensor]:
+        """The blocks of tensors [c, rows, …] as [blocks, c, height, …], where they lie or in
+        buffers of their names; places that are not rows repeat the first row, with a log-sum-exp
+        [c, rows] of infinity, so that they weigh nothing."""
         views = self.views(*named.values())
-        return self.gathered(blank, **named) if views is None else views
-
-    def gathered(self, blank: str = "", **named: Tensor) -> list[Tensor]:
-        """The same in buffers."""
+        if views is not None:
+            return views
         blocks = []
         for name, x in named.items():
             count, rest = x.shape[0], x.shape[2:]
@@ -210,94 +130,61 @@ class Blocks:
                 torch.index_select(tiles, 1, self.tile_index, out=into)
             else:
                 torch.index_select(x, 1, self.index, out=taken)
-                if name == blank and self.missing is not None:
-                    taken.index_fill_(1, self.missing, 0.0)
-            blocks.append(self.to.arrange(taken.view(count, self.count, self.height, *rest)))
+                if not rest and self.missing is not None:
+                    taken.index_fill_(1, self.missing, math.inf)
+            blocks.append(taken.view(count, self.count, self.height, *rest).transpose(0, 1))
         return blocks
 
-    def rows_of(self, result: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, heads, height, …] -> the rows that there are [c, m, …], and which they are."""
-        flat = self.to.back(result).flatten(1, 2)
+    def _rows_of(self, result: Tensor) -> tuple[Tensor, Tensor]:
+        """[blocks, c, height, …] -> the rows that there are [c, m, …], and which they are."""
+        flat = result.transpose(0, 1).flatten(1, 2)
         if self.missing is None:
             return flat, self.index
         return flat.index_select(1, self.present), self.index[self.present]
 
-    def put(self, into: Partial, result: Partial, more: bool) -> None:
-        """Put an output [batch, heads, height, …] and its log-sum-exps into the rows of
+    def put(self, into: Sequence[Tensor], result: Sequence[Tensor], more: bool) -> None:
+        """Put an output [blocks, c, height, …] and its log-sum-exps, or gradients, into the rows of
         [c, rows, …] that they stand for, or merge them with what is there where there is `more`."""
         there = self.views(*into)
         if there is None:
-            (rows, index), (sums, _) = (self.rows_of(x) for x in result)
+            rows, index = zip(*map(self._rows_of, result), strict=True)
+            known = [x.index_select(1, index[0]) for x in into] if more else rows
             if more:
-                known = into[0].index_select(1, index), into[1].index_select(1, index)
-                merge(known, (rows, sums))
-                rows, sums = known
-            for x, y in zip(into, (rows, sums), strict=True):
-                x.index_copy_(1, index, y.to(x.dtype))
+                merge((known[0], known[1]), (rows[0], rows[1]))
+            for x, y in zip(into, known, strict=True):
+                x.index_copy_(1, index[0], y.to(x.dtype))
         elif more:
-            merge((there[0], there[1]), result)
+            merge((there[0], there[1]), (result[0], result[1]))
         else:
-            there[0].copy_(result[0])
-            there[1].copy_(result[1])
+            for x, y in zip(there, result, strict=True):
+                x.copy_(y)
 
     def add(self, into: Tensor, shares: Tensor) -> None:
-        """Add [batch, heads, height, …] to the rows of [c, rows, …]; no row stands twice."""
-        there = self.views(into)
-        if there is not None:
-            there[0] += shares
-            return
-        rows, index = self.rows_of(shares)
-        into.index_add_(1, index, rows.to(into.dtype))
-
-    @cached_property
-    def _single(self) -> tuple[Blocks, ...] | None:
-        """Every block by itself, where each is a view."""
-        parts = tuple(Blocks(rows[None]) for rows in self.rows)
-        return parts if all(block.lattice is not None for block in parts) else None
-
-    @cached_property
-    def _columns(self) -> tuple[Blocks, ...] | None:
-        """The first, second, … tile of all blocks, where no tile stands twice among them."""
-        places = range(0, self.height, self.tile)
-        if self.tile < TILE or len(places) > LIMITS.tiles_added:
-            return None
-        parts = tuple(Blocks(self.rows[:, x : x + self.tile], self.to) for x in places)
-        return parts if all(part.lattice is not None for part in parts) else None
-
-    def add_overlapping(self, into: Tensor, shares: Tensor) -> None:
-        """The same where several blocks may have one row."""
-        size = self.tile
-        if self.count == 1:
-            self.add(into, shares)
-        elif self.count <= min(LIMITS.tiles_added, self.height // size) and self._single:
-            each = self.to.back(shares)
-            for number, block in enumerate(self._single):
-                block.add(into, each[:, number][None])
-        elif self._columns is not None:
-            for place, part in enumerate(self._columns):
-                part.add(into, shares[:, :, place * size : (place + 1) * size])
+        """Add [blocks, c, height, …] to the rows of [c, rows, …], of which several blocks may have
+        one."""
+        if self.distance is not None and (self.count == 1 or self.distance >= self.height):
+            # a view of blocks that have rows in common would add to these once
+            self.views(into)[0] += shares  # type: ignore[index]
         elif self.tile_index is not None:
-            shares = self.to.back(shares)
-            tiles = shares.reshape(len(shares), -1, size, shares.shape[-1])
-            _tiles(into, size).index_add_(1, self.tile_index, tiles.to(into.dtype))
+            tiles = shares.transpose(0, 1).reshape(len(into), -1, self.tile, shares.shape[-1])
+            _add_at(_tiles(into, self.tile), self.tile_index, tiles)
         else:
-            # a view would add to rows that blocks have in common once
-            rows, index = self.rows_of(shares)
-            into.index_add_(1, index, rows.to(into.dtype))
+            rows, index = self._rows_of(shares)
+            _add_at(into, index, rows)
+
+
+def _add_at(into: Tensor, index: Tensor, x: Tensor) -> None:
+    """Add x [c, m, …] to the places of an index, which may stand there several times."""
+    if len(into) == 1:
+        # torch adds along the first axis several times as fast
+        into[0].index_add_(0, index, x[0].to(into.dtype))
+    else:
+        into.index_add_(1, index, x.to(into.dtype))
 
 
 def _tiles(x: Tensor, size: int) -> Tensor:
     """[c, rows, …] as [c, tiles, size, …], without rows that make no whole tile."""
     return torch.unflatten(x[:, : x.shape[1] // size * size], 1, (-1, size))
-
-
-def arrangement(q: Blocks, k: Blocks, heads: int) -> Arrangement:
-    """How the blocks of queries and keys are arranged so that most of them are views."""
-    for side in (q, k):
-        at = side.lattice
-        if heads == 1 and at is not None and at.many > 1:
-            return Arrangement(at.many, at.each, at.inner > at.outer)
-    return Arrangement(1, q.count)
 
 
 class _Scratch(local):
@@ -324,79 +211,102 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Order:
-    """Rows of a tensor one behind the other, int64 [places], -1 for a place without a row; where it
-    is `natural`, as they lie: then nothing is moved."""
+    """Rows of a tensor one behind the other, int64 [places], -1 for a place without a row; where
+    `rows` is None, as they lie: then nothing is moved."""
 
     def __init__(self, rows: np.ndarray | None = None) -> None:
         self.natural = rows is None
-        self.blocks = Blocks(np.zeros((1, 0), np.int64) if rows is None else rows[None])
+        self.blocks = Blocks(np.zeros((1, 1), np.int64) if rows is None else rows[None])
+        self.places = self.blocks.height
+
+    def take(self, **named: Tensor) -> Sequence[Tensor]:
+        """[c, rows, …] -> [c, places, …] in buffers of their names."""
+        return (*named.values(),) if self.natural else [x[0] for x in self.blocks.read(**named)]
 
     def room(self, **named: Tensor) -> Sequence[Tensor]:
-        """Buffers [c, places, …] of their names for what is put into tensors [c, rows, …]."""
+        """Buffers [c, places, …] of their names for what belongs to tensors [c, rows, …]; these
+        themselves where they are as they lie."""
         if self.natural:
             return (*named.values(),)
         return [
-            scratch(name, (x.shape[0], self.blocks.height, *x.shape[2:]), x.dtype)
-            for name, x in named.items()
+            scratch(name, (len(x), self.places, *x.shape[2:]), x.dtype) for name, x in named.items()
         ]
 
-    def take(self, blank: str = "", **named: Tensor) -> Sequence[Tensor]:
-        """[c, rows, …] -> [c, places, …] in buffers of their names; a place without a row repeats
-        the first row, or is zero in the tensor `blank`."""
-        if self.natural:
-            return (*named.values(),)
-        return [x[0] for x in self.blocks.gathered(blank, **named)]
+    def zeros(self, **named: Tensor) -> Sequence[Tensor]:
+        """The same with zeros in buffers."""
+        room = self.room(**named)
+        return room if self.natural else [x.zero_() for x in room]
 
-    @cached_property
-    def _back(self) -> Tensor:
-        """The place of every row, where every row has one: int64 [rows]."""
-        index = self.blocks.index[self.blocks.present]
-        return torch.empty_like(index).index_copy_(0, index, self.blocks.present)
+    def put(self, into: Partial, rows: Sequence[Tensor], more: bool) -> None:
+        """Put what there is in `room` where it belongs, as `Blocks.put` does."""
+        if not self.natural:
+            self.blocks.put(into, (rows[0][None], rows[1][None]), more)
 
-    def put(self, into: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
-        """Put [c, places, …] where it belongs in [c, rows, …], if every row has a place."""
+    def add(self, into: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """Add what there is in `zeros` to the rows [c, rows, …] that it stands for."""
         for x, y in zip(into, rows, strict=True) if not self.natural else ():
-            torch.index_select(y, 1, self._back, out=x)
-
-    def add(self, into: Tensor, rows: Tensor) -> None:
-        """Add [c, places, …] to the rows [c, rows, …] that it stands for."""
-        self.blocks.add(into, rows[None])
+            self.blocks.add(x, y[None])
 
 
 AS_THEY_LIE = Order()
 
 
+class Repeated(Order):
+    """Rows int64 [m], -1 for none, that are read where they lie, and of which each is computed at
+    several of `places`: int64 [m, r], -1 for none."""
+
+    def __init__(self, rows: np.ndarray, places: Tensor, count: int) -> None:
+        super().__init__(rows)
+        # the last place stands for none
+        self.each, self.places = places.remainder(count + 1), count + 1
+
+    def take(self, **named: Tensor) -> Sequence[Tensor]:
+        return (*named.values(),)
+
+    def put(self, into: Partial, rows: Sequence[Tensor], more: bool) -> None:
+        (out,), (sums,) = rows
+        sums[-1] = LOWEST
+        logs = sums.take(self.each)
+        lse = logs.logsumexp(-1, keepdim=True)
+        out = self._summed(out, logs.sub_(lse).exp_())
+        super().put(into, (out[None], lse.T), more)
+
+    def add(self, into: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        super().add(into, [self._summed(x[0])[None] for x in rows])
+
+    def _summed(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The sums [m, e] of numbers at all places, times their weights."""
+        x[-1] = 0.0
+        starts = torch.arange(0, self.each.numel(), self.each.shape[1], device="cpu")
+        weights = None if weights is None else weights.flatten()
+        bag = torch.embedding_bag(x, self.each.flatten(), starts, False, 0, False, weights)
+        return bag[0]
+
+
 class Step:
-    """The batches of one step, and both sides as they are read: where they lie, or put in order.
-    Gradients of keys are added to rows in an order more often than keys are read in it."""
+    """The batches of one step, and both sides as they are read: where they lie, or put in order."""
+
+    of_factors: Tensor | None = None
 
     def __init__(
-        self, batches: Sequence[Batch[np.ndarray]], n_q: int, positions: Positions
+        self, batches: Sequence[Batch[np.ndarray]], positions: Positions, merges: bool
     ) -> None:
+        self.merges = merges
         q, k = [batch.q for batch in batches], [batch.k for batch in batches]
-        queries = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in q)])
-        self.complete = int((queries >= 0).sum()) == n_q
-        self.q_order = AS_THEY_LIE
-        if self.complete and not gap_of(q):
-            self.q_order = Order(queries)
+        self.q_order = self.k_order = AS_THEY_LIE
+        if not follows(q):
             ends = np.cumsum([0, *(rows.size for rows in q)])
-            at = np.arange(len(queries))
+            self.q_order = Order(np.concatenate([rows.ravel() for rows in q]))
+            at = np.arange(ends[-1])
             q = [at[a:b].reshape(x.shape) for (a, b), x in zip(pairwise(ends), q, strict=True)]
-        gap, back, moved = gap_of(k), AS_THEY_LIE, k
-        if gap != 1 and batches:
-            order, moved = in_order(k)
-            back = Order(order)
-        reads = sum(rows.size for rows in k)
-        moves = not back.natural and (not gap or reads > REREAD * max(1, back.blocks.height))
-        # forward and backward
-        self.k_orders = (back if moves else AS_THEY_LIE), back
-        self.batches = [
-            TensorBatch(batch, rows, (keys if not moves else places, places), positions)
-            for batch, rows, keys, places in zip(batches, q, k, moved, strict=True)
-        ]
+        if not follows(k):
+            order, k = in_order(k)
+            self.k_order = Order(order)
+        each = zip(batches, q, k, strict=True)
+        self.batches = [TensorBatch(*sides, positions) for sides in each]
         self._pieces: dict[tuple[int, int, bool, bool], tuple[Piece, ...]] = {}
 
-    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> tuple[Piece, ...]:
+    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterable[Piece]:
         """The pieces of all batches for so many heads of a size."""
         key = heads, size, back, scored
         if key not in self._pieces:
@@ -406,78 +316,67 @@ class Step:
 
 
 class Piece:
-    """Some blocks of a batch with what is added to their scores."""
+    """Some blocks of a step with what is added to their scores; what is computed of their queries
+    belongs to the rows `into`."""
 
-    def __init__(self, batch: TensorBatch, low: int, high: int, heads: int, back: bool) -> None:
+    def __init__(self, q: Blocks, k: Blocks, into: Blocks | None = None) -> None:
+        self.q, self.k, self.into = q, k, into or q
+
+    def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
+        """What is added to scores [blocks, c, h, w], in a type; `padding` is what is added for
+        every key."""
+        raise NotImplementedError
+
+    def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The numbers of queries [blocks, h] and keys [blocks, w] among all, with `alike` those of
+        the first block where all are as far apart; and the heads of the queries where they are not
+        those of c."""
+        raise NotImplementedError
+
+    def weigh(self, into: Tensor, keys: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
+        """Adds to the gradients of the factors of keys and values, from those of both."""
+        raise NotImplementedError
+
+
+class BatchPiece(Piece):
+    """Some blocks of a batch."""
+
+    def __init__(self, batch: TensorBatch, low: int, high: int) -> None:
+        super().__init__(Blocks(batch.q[low:high]), Blocks(batch.k[low:high]))
         self.batch, self.low, self.high = batch, low, high
-        self.q, self.k = Blocks(batch.q[low:high]), Blocks(batch.k[back][low:high])
-        self.to = self.q.to = self.k.to = arrangement(self.q, self.k, heads)
 
-    @property
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """The rows of queries [blocks, h] and of keys [blocks, w]."""
-        return self.batch.rows(self.low, self.high)
-
-    def bias(self, padding: Tensor | None, kind: torch.dtype) -> Added:
-        """What is added to scores [batch, heads, h, w], in a type, and the rows without a key, bool
-        [batch, heads, h]; `padding` is 0 or -inf for every key."""
-        bias, empty = self.batch.added(self.low, self.high)
+    def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
+        bias = self.batch.kept
+        if bias is None:
+            bias = self.batch.added(self.low, self.high)
+        elif len(bias) > 1:
+            bias = bias[self.low : self.high]
         if padding is not None:
-            real = padding[self.rows[1]][:, None]
+            real = padding[self.batch.keys[self.low : self.high]][:, None]
             bias = real if bias is None else bias + real
-            empty = (bias == -math.inf).all(-1)
-        if bias is not None:
-            bias = bias[None].to(kind)
-            bias = bias if bias.shape[1] == 1 else self.to.arrange(bias)
-        if empty is not None:
-            empty = empty[None]
-            empty = empty if empty.shape[1] == 1 else self.to.arrange(empty)
-        return bias, empty
+        return None if bias is None else bias[:, None].to(kind)
+
+    def places(self, alike: bool) -> tuple[Tensor, Tensor, None]:
+        low, high = (0, 1) if alike and self.batch.alike else (self.low, self.high)
+        return self.batch.queries[low:high], self.batch.keys[low:high], None
 
 
 class TensorBatch(DeviceBatch):
-    """A batch with its rows as they are read, keys forward and backward, and what its masks add."""
+    """A batch with its rows as they are read, and what its masks add."""
 
     def __init__(
-        self,
-        tables: Batch[np.ndarray],
-        q: np.ndarray,
-        k: tuple[np.ndarray, np.ndarray],
-        positions: Positions,
+        self, tables: Batch[np.ndarray], q: np.ndarray, k: np.ndarray, positions: Positions
     ) -> None:
         super().__init__(tables, torch.device("cpu"))
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
         # masks of blocks, each its own, are kept from call to call as long as they are small
         size = self.blocks * self.height * self.width if self.differ else 0
-        self.affordable = size <= LIMITS.mask_kept
-        starts = lattice_of(q[:, 0])
-        # blocks that follow one another at one distance
-        self.run = self.blocks if starts is None else starts.each
+        self.kept = None if size > LIMITS.mask_kept else self.added(0, self.blocks)
 
-    def added(self, low: int, high: int) -> Added:
-        """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
-        without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
-        if not self.affordable:
-            return self._added(low, high)
-        bias, empty = self._all
-        if bias is None or not self.differ:
-            return bias, empty
-        return bias[low:high], None if empty is None else empty[low:high]
-
-    @cached_property
-    def _all(self) -> Added:
-        return self._added(0, self.blocks)
-
-    def _added(self, low: int, high: int) -> Added:
+    def added(self, low: int, high: int) -> Tensor | None:
+        """What is added to the scores of some blocks [1 or blocks, h, w], or None."""
         pairs = self.mask(low, high, slice(0, self.height))
-        if pairs is None:
-            return None, None
-        empty = ~pairs.any(-1)
-        return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
-
-    def rows(self, low: int, high: int) -> tuple[Tensor, Tensor]:
-        """The rows of queries and of keys of some blocks."""
-        return self.queries[low:high], self.keys[low:high]
+        return None if pairs is None else added_by(pairs, torch.float32, LOWEST)
 
     @cached_property
     def alike(self) -> bool:
@@ -495,14 +394,10 @@ class TensorBatch(DeviceBatch):
         return all(((x - first == x[:1] - first[:1]) | (x < 0)).all() for x in (q, k))
 
     def cut(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
-        """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers; `scored` where
-        scores are among them."""
-        if self.blocks == 1:
-            yield Piece(self, 0, 1, heads, back)
-            return
+        """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers, of one run where
+        that is long; `scored` where scores are among them."""
         # keys that are read where they lie take no memory; their gradients always do
-        lattice = Blocks(self.k[back]).lattice
-        lying = lattice is not None and not back
+        lying = Blocks(self.k).distance is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
         if self.tiled is not None:
             per_block = max(per_block, self.height * self.width)
@@ -510,34 +405,20 @@ class TensorBatch(DeviceBatch):
             per_block = max(per_block, heads * self.height * self.width)
         # backward there are twice as many temporaries: keys and values, and the gradients of both
         most = max(1, (LIMITS.piece // 2 if back else LIMITS.piece) // max(1, per_block))
-        if lattice is not None and lattice.many > 1 < heads and SINGLE * self.run >= most:
-            # several heads lie where they are for one run alone
-            most = min(most, self.run)
-        for low, high in _cuts(self.blocks, self.run, most):
-            yield Piece(self, low, high, heads, back)
+        gaps = np.diff(self.k[:, 0])
+        run = 1 + int(np.argmax(np.append(gaps != gaps[:1], True)))
+        span = run if SINGLE * run >= most else most
+        for first in range(0, self.blocks, span):
+            last = min(first + span, self.blocks)
+            for low in range(first, last, most):
+                yield BatchPiece(self, low, min(low + most, last))
 
 
-def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `most` blocks that are whole runs, or parts of one."""
-    step = most // run * run
-    if step:
-        for low in range(0, blocks, step):
-            yield low, min(low + step, blocks)
-        return
-    for first in range(0, blocks, run):
-        for low in range(first, first + run, most):
-            yield low, min(low + most, first + run)
-
-
-def gap_of(rows: Sequence[np.ndarray]) -> int:
-    """The distance of most neighbours in blocks [blocks, height], 0 where there is none of most."""
+def follows(rows: Sequence[np.ndarray]) -> bool:
+    """Whether most neighbours in blocks [blocks, height] follow one another."""
     pairs = [(each[:, 1:], each[:, :-1]) for each in rows]
     gaps = [(high - low)[(high >= 0) & (low >= 0)] for high, low in pairs]
-    steps = np.concatenate([np.zeros(0, np.int64), *gaps])
-    if not len(steps):
-        return 1
-    gap = int(np.median(steps))
-    return gap if gap > 0 and float((steps == gap).mean()) >= ALIKE else 0
+    return float((np.concatenate([np.ones(1, np.int64), *gaps]) == 1).mean()) >= ALIKE
 
 
 def in_order(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -31,14 +31,14 @@ Change = Callable[[Tensor, "Tensor | None", Learned], Tensor]
 @dataclass(eq=False)
 class ScoreChanges:
     """The changes of a work's scores, of its heads or, `of` a call, of some of them: then with
-    their learned tables, whose gradients are added up in `grads`."""
+    their learned tables, and what adds up the gradients of these."""
 
     scores: Scores
     function: ScoreFunction
     positions: Sequence[Tensor]
     heads: Tensor
     tables: Learned
-    grads: dict[str, Tensor] = field(default_factory=dict)
+    grads: Learned = field(default_factory=dict)
 
     @staticmethod
     def of_work(work: Work, heads: tuple[int, ...]) -> ScoreChanges | None:
@@ -52,21 +52,17 @@ class ScoreChanges:
             work.changes, function, positions, torch.arange(len(heads), device=cpu), {}
         )
 
-    def of(self, heads: Sequence[int], tables: Learned) -> ScoreChanges:
+    def of(self, heads: Sequence[int], tables: Learned, grads: Learned) -> ScoreChanges:
         """The changes for some of the heads, by their places among them."""
         some = torch.tensor(heads, device="cpu")
-        return replace(self, heads=some, tables=tables, grads={})
+        return replace(self, heads=some, tables=tables, grads=grads)
 
-    def _placed(self, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-        """The positions of query rows [G, h] and key rows [G, w]."""
-        queries, keys = self.positions
-        return {"q": queries[q][..., None], "k": keys[k][:, None]}
-
-    def _of(self, piece: Piece) -> dict[str, Tensor]:
-        """The positions of a piece, or those of the first block where all are as far apart."""
-        if self.scores.by_distance and piece.batch.alike:
-            return self._placed(*piece.batch.rows(0, 1))
-        return self._placed(*piece.rows)
+    def _of(self, piece: Piece) -> tuple[dict[str, Tensor], Tensor]:
+        """The positions of a piece, and its heads, broadcastable to scores [c, blocks, h, w]."""
+        (queries, keys), (q, k, heads) = self.positions, piece.places(self.scores.by_distance)
+        placed = {"q": queries[q][..., None], "k": keys[k][:, None]}
+        one = self.heads.view(-1, 1, 1, 1) if heads is None else self.heads[heads][..., None]
+        return placed, one
 
     @property
     def learned(self) -> bool:
@@ -74,33 +70,24 @@ class ScoreChanges:
         return any(table.requires_grad for table in self.tables.values())
 
     def of_piece(self, piece: Piece) -> Change:
-        """The change of scores [batch, heads, h, w] of a piece."""
-        heads, placed = self.heads.view(-1, 1, 1, 1), self._of(piece)
+        """The change of scores [blocks, c, h, w] of a piece."""
+        placed, heads = self._of(piece)
 
         def change(scores: Tensor, bias: Tensor | None, tables: Learned) -> Tensor:
             left = pairs_left(bias, self.scores)
-            left = None if left is None else piece.to.back(left.expand_as(scores))
-            scores = self.function(piece.to.back(scores), placed, tables, heads, left)
-            return masked(piece.to.arrange(scores), bias, self.scores)
+            left = None if left is None else left.expand_as(scores).transpose(0, 1)
+            changed = self.function(scores.transpose(0, 1), placed, tables, heads, left)
+            return masked(changed.transpose(0, 1), bias, self.scores)
 
         return change
 
-    def of_places(self, q: Tensor, heads: Tensor, k: Tensor) -> Change:
-        """The change of scores [G, h, w] of query rows and their heads [G, h] and key rows
-        [G, w]."""
-        placed, heads = self._placed(q, k), self.heads[heads][..., None]
-        return lambda scores, bias, tables: masked(
-            self.function(scores, placed, tables, heads, pairs_left(bias, self.scores)),
-            bias,
-            self.scores,
-        )
-
     def added(self, piece: Piece, bias: Tensor | None, kind: torch.dtype) -> Tensor:
-        """What additive changes and a mask add to the scores of a piece [batch, heads, h, w]."""
-        heads, (rows, columns) = self.heads.view(-1, 1, 1, 1), (piece.q.height, piece.k.height)
-        added = self.function.added_to(kind, self._of(piece), self.tables, heads)
-        added = piece.to.arrange(added.expand(len(heads), piece.q.count, rows, columns))
-        return masked(added, bias, self.scores)
+        """What additive changes and a mask add to the scores of a piece [blocks, c, h, w]."""
+        placed, heads = self._of(piece)
+        added = self.function.added_to(kind, placed, self.tables, heads)
+        heads_there = len(heads) if heads.dim() == 4 else 1
+        added = added.expand(heads_there, piece.q.count, piece.q.height, piece.k.height)
+        return masked(added.transpose(0, 1), bias, self.scores)
 
     def forward(
         self, rows: Sequence[Tensor], bias: Tensor | None, scale: float, change: Change
@@ -136,7 +123,7 @@ class ScoreChanges:
             of_q, of_k, *shares = torch.autograd.grad(scores, asked, weights * of_weights)
             of_v = weights.mT @ grad
         for name, share in zip(tables, shares, strict=True):
-            self.grads[name] = self.grads[name] + share if name in self.grads else share
+            self.grads[name].add_(share)
         if of_v.shape != v.shape:
             of_v = torch.unflatten(of_v, 1, (v.shape[1], -1)).sum(2)
         return [of_q, of_k, of_v]

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from typing import cast
 
 import torch
@@ -26,14 +25,12 @@ from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.tables.blocks import scratch
-from attnspec.backends.tables.changed_scores import ScoreChanges
-from attnspec.backends.tables.kernel import SteppedKernel
-from attnspec.backends.tables.listed import ListedTiles, Results, summed
+from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
+from attnspec.backends.tables.kernel import SteppedKernel, attend, derive
+from attnspec.backends.tables.listed import ListedStep, listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.token_sets import inputs_in
-from attnspec.limits import LIMITS
 from attnspec.lower.costs import seconds_for, weighed
 from attnspec.lower.work import Call, Work
 
@@ -145,11 +142,17 @@ class DecidedTables(SoftmaxKernel):
         for product in self.parts.products:
             yield from part.tables(product)
 
-    def _together(self, part: Part) -> Iterator[list[Placed]]:
-        """The tables of a part, some at a time."""
-        each = self.placed(part)
-        while some := list(islice(each, LIMITS.merged)):
-            yield some
+    def _steps(
+        self, part: Part, size: int, factors: list[Tensor] | None = None
+    ) -> Iterator[ListedStep]:
+        """The steps of a part for numbers of a size, as `listed_steps` has them."""
+        for number, placed in enumerate(self.placed(part)):
+            merges = number > 0 or self.rest is not None
+            yield from listed_steps(placed, merges, size, factors)
+
+    def _scores(self, part: Part, call: Call, grads: Learned) -> ScoreChanges | None:
+        heads = range(part.shape[1] * part.shape[2])[part.query_heads]
+        return self.changes and self.changes.of(heads, call.tables, grads)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         call, _ = _without_weight(call)
@@ -159,18 +162,12 @@ class DecidedTables(SoftmaxKernel):
         for of, kernel, its in self.rests(call):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         for part in self.parts_of(q, call):
-            mine, keys = part.of_q(q).to(wide), [part.of_k(x).to(wide) for x in (k, v)]
-            sums = None
-            if self.rest is not None:
-                flat = part.of_q(out).reshape(-1, out.shape[-1])
-                sums = Results(flat, part.of_q(lse).reshape(-1))
-            heads = range(part.shape[1] * part.shape[2])[part.query_heads]
-            scores = self.changes and self.changes.of(heads, call.tables)
-            for some in self._together(part):
-                sums = _merged(sums, some, mine, keys, scale, scores)
-            if sums is not None and sums.lse is not None:
-                part.of_q(out).copy_(sums.outs.view(mine.shape))
-                part.of_q(lse).copy_(sums.lse.view(mine.shape[:-1]))
+            rows, *result = (_in_line(part.of_q(x), 4) for x in (q, out, lse))
+            keys = [_in_line(part.of_k(x), 3).to(wide) for x in (k, v)]
+            steps, scores = self._steps(part, q.shape[-1]), self._scores(part, call, {})
+            attend(steps, rows.to(wide), keys, (result[0], result[1]), None, scale, scores)
+            for into, x in zip((out, lse), result, strict=True):
+                _put_back(part.of_q(into), x)
         return out.to(q.dtype), lse
 
     def backward(
@@ -190,27 +187,34 @@ class DecidedTables(SoftmaxKernel):
                 total += share
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         for part in self.parts_of(q, call):
-            rows = [part.of_q(x).to(wide) for x in (grad, q, out, lse)]
-            keys = [part.of_k(x).to(wide) for x in (k, v)]
-            heads = range(part.shape[1] * part.shape[2])[part.query_heads]
-            scores = self.changes and self.changes.of(heads, call.tables)
-            for some in self._together(part):
-                (of_q, *of_keys), factors = _gradients(
-                    some, rows, keys, scale, scores, of_weight is not None
-                )
-                part.of_q(grads[0]).add_(of_q.view(rows[1].shape))
-                for total, x in zip(grads[1:], of_keys, strict=True):
-                    part.of_k(total).add_(x.view(part.of_k(total).shape))
-                if of_weight is not None:
-                    choice = part.data[self.work.decided[0]]
-                    total = of_weight[part.samples, part.query_heads]
-                    total += sum(choice.of_weight(sums) for sums in factors)
-            for name, share in scores.grads.items() if scores is not None else ():
-                tables[name] += share
+            rows = [_in_line(part.of_q(x), 4).to(wide) for x in (grad, q, out, lse)]
+            keys = [_in_line(part.of_k(x), 3).to(wide) for x in (k, v)]
+            into = [part.of_q(grads[0]), *(part.of_k(x) for x in grads[1:])]
+            lines = [_in_line(x, x.dim() - 1) for x in into]
+            factors: list[Tensor] | None = None if of_weight is None else []
+            scores = self._scores(part, call, tables)
+            derive(self._steps(part, q.shape[-1], factors), rows, keys, lines, None, scale, scores)
+            for target, x in zip(into, lines, strict=True):
+                _put_back(target, x)
+            if of_weight is not None:
+                choice = part.data[self.work.decided[0]]
+                total = of_weight[part.samples, part.query_heads]
+                total += sum(choice.of_weight(sums.to(wide)) for sums in factors or ())
         if weight is not None and of_weight is not None:
             tables[WEIGHT] = of_weight.to(weight.dtype)
         pairs = zip(grads, (q, k, v), strict=True)
         return *(x.to(y.dtype) for x, y in pairs), *tables.values()
+
+
+def _in_line(x: Tensor, axes: int) -> Tensor:
+    """All rows of a tensor whose first axes number them, as those of one head [1, rows, …]."""
+    return x.flatten(0, axes - 1)[None]
+
+
+def _put_back(into: Tensor, line: Tensor) -> None:
+    """Rows in line where they were taken from, if they do not lie there."""
+    if line.data_ptr() != into.data_ptr():
+        into.copy_(line.view(into.shape))
 
 
 def _without_weight(call: Call) -> tuple[Call, Tensor | None]:
@@ -218,58 +222,6 @@ def _without_weight(call: Call) -> tuple[Call, Tensor | None]:
     tables = dict(call.tables)
     weight = tables.pop(WEIGHT, None)
     return replace(call, tables=tables), weight
-
-
-def _merged(
-    known: Results | None,
-    some: Sequence[Placed],
-    q: Tensor,
-    keys: Sequence[Tensor],
-    scale: float,
-    scores: ScoreChanges | None,
-) -> Results:
-    """The results of all queries over some layouts, and those that are known."""
-    rows = sum(placed.q.slots for placed in some) + (0 if known is None else len(known.outs))
-    into = Results.room("results", rows, keys[1].shape[-1], q.dtype, True)
-    columns = []
-    if known is not None:
-        into.put(known)
-        columns.append(torch.arange(len(known.outs), device=q.device))
-    for placed in some:
-        columns.append(ListedTiles(placed, keys, scale, scores).forward(q, into))
-    return into.combined(torch.stack(columns, 1))
-
-
-def _gradients(
-    some: Sequence[Placed],
-    rows: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    scale: float,
-    scores: ScoreChanges | None,
-    weighed: bool,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The gradients of all queries, keys and values, [rows, d] each, over some layouts, and those
-    of the factors of their entries where these are `weighed`; `rows` as `ListedTiles.backward`
-    takes them."""
-    q, kind = rows[1], rows[1].dtype
-    into = Results.room("results", sum(placed.q.slots for placed in some), q.shape[-1], kind, False)
-    slots = [placed.k.slots for placed in some]
-    of_keys = [
-        scratch(f"gradients {number}", (sum(slots) + 1, x.shape[-1]), kind).zero_()
-        for number, x in enumerate(keys)
-    ]
-    by_queries, by_keys, factors, first = [], [], [], 0
-    for placed, count in zip(some, slots, strict=True):
-        tiles = ListedTiles(placed, keys, scale, scores, weighed)
-        mine = [x[first : first + count].view(-1, placed.k.size, x.shape[-1]) for x in of_keys]
-        by_queries.append(tiles.backward(rows, mine, into))
-        by_keys.append(placed.k.back(torch.arange(first, first + count, device=q.device)))
-        if tiles.of_factors is not None:
-            factors.append(tiles.of_factors.view(placed.lists.shape))
-        first += count
-    stacked = torch.stack(by_keys, 1)
-    of_q = into.combined(torch.stack(by_queries, 1)).outs
-    return [of_q, *(summed(x, stacked) for x in of_keys)], factors
 
 
 class MeansKernel:

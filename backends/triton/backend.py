@@ -60,7 +60,7 @@ class TritonBackend:
         if work.mechanism is not None:
             return _refuses_mechanism(work, device)
         if work.normalize not in MERGED:
-            return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
+            return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
         if work.decided:
             return _refuses_decided(work)
         return refuses_scores(work.changes)
@@ -108,12 +108,12 @@ class TritonBackend:
         from attnspec.backends.factored.kernels import kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
         from attnspec.backends.triton.kernel import TritonKernel
-        from attnspec.backends.triton.sums.way import sums_kernel
+        from attnspec.backends.triton.sums.way import LaunchedKernel
 
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
-            sums = sums_kernel(work, heads)
+            sums = LaunchedKernel(work, heads)
             if not work.hybrid:
                 return sums
             exact = TritonKernel(graph_of(work), heads, device)
@@ -135,7 +135,7 @@ def _interprets() -> bool:
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
     if work.hybrid and work.waits:
-        return "its graph is decided in a call: `factored` computes both"
+        return "the graph is known only in a call, and `factored` alone adds a mechanism to it"
     return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
 
 
@@ -178,12 +178,10 @@ def _beside(work: Work) -> Amounts:
 def _refuses_decided(work: Work) -> str | None:
     """Why a data-dependent graph is not run, or None."""
     if work.changes:
-        return (
-            "the graph is decided by data and its scores are changed, which only `tables` computes"
-        )
+        return "`score` changes the scores of pairs chosen in a call, which only `tables` runs"
     for leaf in work.decided:
         if leaf.averages:
-            return "means of queries attend"
+            return f"it has no kernel for `{leaf.name}` with `of = q`"
         if leaf.weighs_pairs:
-            return f"`{leaf.name}` weighs pairs, and masks of bits hold them once"
+            return f"`{leaf.name}` weighs pairs differently, and its masks hold each pair once"
     return refuses_decided(work, "cpu")

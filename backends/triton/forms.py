@@ -44,7 +44,7 @@ def refuses_scores(scores: Scores) -> str | None:
     """Why the kernels do not compute scores, or None."""
     forms = forms_of(scores)
     if forms is None:
-        return "its kernels compute a cap, and numbers by q - k that are added, and `score` is more"
+        return "its kernels compute a cap and added functions of q - k, and `score` is more"
     if sum(form.digit == TABLE for form in forms) > 1:
-        return "scores read two tables, and the kernels one"
+        return "its kernels read one table of scores, and the spec has several"
     return None

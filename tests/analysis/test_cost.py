@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from population import spec_of
+from sweeps import checkered
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,8 +96,7 @@ def allocated(run: Callable[[], object]) -> int:
     return int(np.cumsum([change for _, change in changes]).max())
 
 
-@pytest.mark.parametrize("n", [100, 1024])
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(("n", "name"), checkered([100, 1024], BODIES))
 def test_operations_and_memory_are_about_those_of_torch(name: str, n: int) -> None:
     report, spec = report_of(BODIES[name], n), spec_of(f"heads 2 {BODIES[name]}")
     module, (q, k, v) = spec.compile(), tensors(n)

@@ -93,17 +93,17 @@ HOLD = [
 ]
 
 FAIL = [
-    (WINDOW, "reach(layers = 16) at n = 512", "query 497 has not read 0 (120 such pairs)"),
-    (WINDOW, "depth <= 3 at n = 512", "depth is 17, must be <= 3; for example 497 -> 0"),
-    (CHUNKS, "depth <= 100 at n = 512", "query 32 never reads 0"),
-    (CHUNKS, "reach(layers = 512) at n = 512", "no layer ever joins them"),
+    (WINDOW, "reach(layers = 16) at n = 512", "query 497 has not read key 0 (120 such pairs)"),
+    (WINDOW, "depth <= 3 at n = 512", "depth is 17, must be <= 3; for example query 497"),
+    (CHUNKS, "depth <= 100 at n = 512", "query 32 never reads key 0"),
+    (CHUNKS, "reach(layers = 512) at n = 512", "more layers like the last do not change that"),
     # dilation alone splits parity
-    ("layers 12 attend dilated(radius = 16, step = 2)", "diameter < 9999", "query 0 never reads 1"),
-    (DILATIONS, "reach(layers = 99) at n = 64", "query 0 has not read 1"),
+    ("layers 12 attend dilated(radius = 16, step = 2)", "diameter < 9999", "never reads key 1"),
+    (DILATIONS, "reach(layers = 99) at n = 64", "query 0 has not read key 1"),
     # a later token is not a way round: it cannot be read by those before it
     ("causal attend global(last(1)) | self", "diameter <= 2 at n = 64", ""),
     # summaries are read before they have read their block
-    (BLOCK_FIRST.format(1, 0), "reach(layers = 2) at n = 64", "query 8 has not read 0"),
+    (BLOCK_FIRST.format(1, 0), "reach(layers = 2) at n = 64", "query 8 has not read key 0"),
     ("causal attend summary(stride = 8, cells = 2)", "rows_nonempty", "query 0 has no key"),
     # not so where heads are told apart
     ("causal attend self", f"{PAPER[:30]} == {CODE[:30]}", ""),
@@ -123,13 +123,13 @@ FAIL = [
     # k > q - w, as in a function that is only meant to be joined with k <= q
     ("attend where(k > q - 8)", "causal", "position 0 reads the later position 1"),
     ("causal attend window(before = 8, after = 0)", "degree <= 8 at n = 99", "degree is 9"),
-    ("attend random(keys = 3) | self", "depth < 99 at n = 1024", "through any number of layers"),
+    ("attend random(keys = 3) | self", "depth < 99 at n = 1024", "other positions and more layers"),
     ("attend window(radius = 9)", "depth <= 3 at n = 100_000", "depth is 11,111, must be <= 3"),
     # an estimate refutes, but does not prove
     ("attend random(keys = 8, seed = 3) | window(radius = 1)", "diameter <= 2 at n = 10_000",
      "diameter is at least "),
     ("attend random(keys = 8, seed = 3) | window(radius = 1)", "diameter <= 99 at n = 10_000",
-     "is not checked: it is estimated"),
+     "is not checked: only an estimate is known"),
     ("attend random(keys = 8, seed = 3) | window(radius = 1)", "reach(layers = 99) at n = 10_000",
      "is not checked"),
 ]  # fmt: skip

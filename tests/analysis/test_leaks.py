@@ -47,7 +47,10 @@ HEADS = "layers 5 heads 2 attend causal layer 3 {{ head 1 {{ attend {} }} }}"
         ("attend topk(size = 4, blocks = 1) - window(radius = 1)", "`topk` joins them"),
         # neither shown nor proven
         ("input x: ids attend same(x) & where(q // 2 >= k)", "is not checked: its pairs depend on"),
-        ("attend lsh() & topk(size = 4, blocks = 1)", "is not checked: `lsh` is data-dependent"),
+        (
+            "attend lsh() & topk(size = 4, blocks = 1)",
+            "is not checked: the pairs of `lsh` are chosen in each call",
+        ),
     ],
 )
 def test_a_leak_in_some_head_or_by_some_input_is_shown(body: str, said: str) -> None:

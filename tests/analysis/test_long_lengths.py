@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from itertools import pairwise
 from math import comb
@@ -155,7 +156,7 @@ def test_an_estimate_of_the_diameter_names_a_pair() -> None:
     assert [each["quality"] for each in found.values()] == ["estimate", "estimate"]
     note = found["diameter"]["note"]
     assert "so it is a lower bound" in note
-    query, key = map(int, np.array(note.replace(";", "").split())[[4, 6]])
+    query, key = map(int, re.findall(r"query (\d+) reads key (\d+)", note)[0])
     assert report.hops(query)[key] == found["diameter"]["value"]
 
 

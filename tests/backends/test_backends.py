@@ -151,8 +151,9 @@ def test_odd_rows_are_those_of_the_definition(body: str, n: int, shape: str) -> 
     assert errors_of(call, call.case.spec.compile()) == []
 
 
-@pytest.mark.parametrize("score", ["", "score alibi()", "score bias(buckets = 8)"])
-@every_backend
+@pytest.mark.parametrize(
+    ("score", "backend"), checkered(["", "score alibi()", "score bias(buckets = 8)"], KERNELS)
+)
 def test_long_sequences_are_those_of_the_definition(backend: str, score: str) -> None:
     # every tile of queries reads the first keys, from ever farther away, and its own
     body = f"heads 2 attend window(radius = 40) | columns(first(64)) {score}"
@@ -357,11 +358,14 @@ def test_masks_go_with_their_modules_and_those_of_many_paddings_are_bounded() ->
     assert bytes_alive() < before + 2 * 4 * 40**2 * sum(range(28, 61))
 
 
-@pytest.mark.parametrize("n_q", [1, 130])
 @pytest.mark.parametrize(
-    "body", [GRAPHS["strided"], GRAPHS["random"], "heads 4 attend window(radius = 9) score alibi()"]
+    ("n_q", "body", "backend"),
+    checkered(
+        [1, 130],
+        [GRAPHS["strided"], GRAPHS["random"], "heads 4 attend window(radius = 9) score alibi()"],
+        KERNELS,
+    ),
 )
-@every_backend
 def test_modes_of_the_caller_reach_no_kernel_and_no_next_call(
     body: str, backend: str, n_q: int
 ) -> None:

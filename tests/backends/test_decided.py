@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_checks import learner_of
 from population import spec_of
+from sweeps import few
 from views import KERNELS, Call, Case, errors, taken
 
 DECIDED = (
@@ -44,7 +45,8 @@ SHAPES = ("plain", "grouped", "left", "last queries", "right", "several", "one q
 
 @pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize(
-    ("body", "n"), [(body, n) for n in (130, 65, 1) for body in DECIDED if n > 65 or "|" in body]
+    ("body", "n"),
+    few([(body, n) for n in (130, 65, 1) for body in DECIDED if n > 65 or "|" in body]),
 )
 def test_backends_compute_what_the_definition_does(body: str, n: int) -> None:
     turn = DECIDED.index(body)

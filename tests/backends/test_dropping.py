@@ -7,6 +7,7 @@ import torch
 from attention_checks import ALONG, GRAPHS, tensors, with_gradients
 from interpreted import interpreted
 from population import spec_of
+from sweeps import few
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -37,7 +38,7 @@ def inputs_of(name: str, n: int) -> dict[str, Tensor]:
     return {"x": given[name]} if name in given else {}
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", few(BODIES))
 def test_kernels_of_a_gpu_drop_what_the_counters_say(name: str) -> None:
     """Of values that are a unit matrix the output is the weights: what is dropped does not depend
     on the graph, the tiles, or what the scores are."""
@@ -66,9 +67,7 @@ def test_kernels_of_a_gpu_drop_what_the_counters_say(name: str) -> None:
     assert kept[1].flatten().tolist() == [word >= round(0.4 * 2**31) for word in words]
 
 
-@pytest.mark.parametrize(
-    "name", ["strided", pytest.param("documents", marks=pytest.mark.slow), "marks"]
-)
+@pytest.mark.parametrize("name", few(["strided", "documents", "marks"], 3))
 def test_a_module_drops_anew_and_alike_in_all_derivatives(name: str) -> None:
     module, inputs = spec_of(BODIES[name]).compile("triton"), inputs_of(name, 3)
     given = [x.detach() for x in tensors(2, 1, 3, 3, size=2)]

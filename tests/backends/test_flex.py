@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as torchs
 from population import BODIES, population, spec_of
+from sweeps import few
 from test_views import call_of, case_of
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -117,15 +118,13 @@ def traced() -> Iterator[None]:
 
 NAMES = [*population()]
 QUICK = (
-    *("causal", "window", "softmax1", "by layer", "random", "five residues", "shifted"),
+    *("causal", "softmax1", "by layer", "random", "shifted"),
     *("documents", "few marked tokens", "length", "times"),
 )
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize(
-    "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in NAMES]
-)
+@pytest.mark.parametrize("name", few(NAMES, QUICK))
 def test_outputs_and_log_sum_exps_on_a_gpu(name: str) -> None:
     spec, turn = population()[name], NAMES.index(name)
     n = spec.program.fixed_length or (300, 130, 260)[turn % 3]

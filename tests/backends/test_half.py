@@ -11,7 +11,7 @@ import torch
 from population import population, spec_of
 from ranks_in_turn import Rank
 from ranks_in_turn import in_turn as of_ranks
-from sweeps import in_turn
+from sweeps import checkered
 from test_views import WEIGHED
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -44,7 +44,7 @@ def call_of(body: str, n: int, kind: torch.dtype) -> Call:
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    in_turn(
+    checkered(
         [
             (WINDOW, 1024),
             ("causal attend window(before = 63, after = 0) | residue(step = 32)", 1024),
@@ -61,6 +61,7 @@ def call_of(body: str, n: int, kind: torch.dtype) -> Call:
             *((body, 300) for body in SUMS),
         ],
         HALF,
+        of=4,
     ),
     ids=str,
 )
@@ -71,7 +72,7 @@ def test_rows_err_by_a_few_roundings(case: tuple[str, int], kind: torch.dtype) -
 
 
 @pytest.mark.parametrize(
-    ("body", "kind"), in_turn([WINDOW, "causal attend full normalize softmax1", *SUMS[:2]], HALF)
+    ("body", "kind"), checkered([WINDOW, "causal attend full normalize softmax1", *SUMS[:2]], HALF)
 )
 def test_ranks_are_as_exact_as_one(body: str, kind: torch.dtype) -> None:
     call = call_of(body, 300, kind)
@@ -109,7 +110,7 @@ def test_standalone_files_change_scores_in_float32(score: str) -> None:
     assert torch.equal(out, module.float()(*(x.float() for x in parts)).bfloat16())
 
 
-@pytest.mark.parametrize(("steps", "kind"), in_turn([1, 70], HALF))
+@pytest.mark.parametrize(("steps", "kind"), checkered([1, 70], HALF))
 def test_a_step_is_as_exact_as_the_whole_pass(steps: int, kind: torch.dtype) -> None:
     call, outs, state = call_of(WINDOW, 700, kind), [], None
     module = call.case.spec.compile()
@@ -137,7 +138,7 @@ def test_shares_beside_a_score_of_0_are_rounded_with_the_output(kind: torch.dtyp
     assert torch.equal(module(*parts), module(*parts.float()).to(kind))
 
 
-@pytest.mark.parametrize(("body", "kind"), in_turn(SUMS[:4], HALF))
+@pytest.mark.parametrize(("body", "kind"), checkered(SUMS[:4], HALF))
 def test_long_sums_are_rounded_once(body: str, kind: torch.dtype) -> None:
     module, parts = spec_of(body).compile(), torch.randn(3, 1, 1, 8192, 16).to(kind)
     assert worst(module(*parts), module(*parts.float()).double()) <= 2 * torch.finfo(kind).eps

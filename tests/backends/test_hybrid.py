@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_checks import tensors
 from population import spec_of
+from sweeps import checkered
 from views import Call, Case, errors, errors_of
 
 MECHANISMS = (
@@ -38,8 +39,7 @@ NEARLY_ALL = [
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize("n", [1, 20, 40, 70])
-@pytest.mark.parametrize("body", NEARLY_ALL)
+@pytest.mark.parametrize(("body", "n"), checkered(NEARLY_ALL, [1, 20, 40, 70]))
 def test_nothing_cancels_where_few_keys_are_left(body: str, n: int) -> None:
     call = Call(Case(spec_of(body), n), "left" if n > 40 else "plain", torch.float32, sharp=True)
     assert errors_of(call, call.case.spec.compile()) == []

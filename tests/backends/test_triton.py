@@ -13,6 +13,7 @@ from attention_checks import ALONG, check_transforms, module_of, tensors
 from interpreted import compiled_for_a_gpu, interpreted
 from local_ranks import Shards
 from population import spec_of
+from sweeps import few
 from torch import Tensor
 from views import errors
 
@@ -48,7 +49,6 @@ def differing(call: Shards, other: str) -> list[str]:
             "dense",
         ),
         ("causal attend lsh(buckets = 6, rounds = 3, chunk = 8)", 29, "left", "dense"),
-        ("input i: ids heads 4 attend topk(keys = 5) | same(i) & self", 29, "grouped", "dense"),
         (
             "input c: choices(size = 4) attend chosen(c) | global(first(1)) normalize softmax1",
             17,
@@ -57,12 +57,6 @@ def differing(call: Shards, other: str) -> list[str]:
         ),
         ("causal attend topk(blocks = 2, size = 4, queries = 1) | self", 0, "plain", "dense"),
         ("causal attend rfa(features = 12, gated = true, floor = 1)", 33, "grouped", "factored"),
-        (
-            "causal attend window(before = 9, after = 0) + rfa(features = 12)",
-            33,
-            "left",
-            "factored",
-        ),
         ("causal attend (self | columns(first(1))) + linear()", 33, "holes", "factored"),
         (
             "heads 2 causal attend window(before = 9, after = 0) score 4 * tanh(s / 4)"
@@ -73,8 +67,10 @@ def differing(call: Shards, other: str) -> list[str]:
         ),
         # chunks of several segments
         *(
-            pytest.param(body, n, shape, "factored", marks=SLOW)
+            pytest.param(body, n, shape, "dense" if "topk" in body else "factored", marks=SLOW)
             for body, n, shape in (
+                ("input i: ids heads 4 attend topk(keys = 5) | same(i) & self", 29, "grouped"),
+                ("causal attend window(before = 9, after = 0) + rfa(features = 12)", 33, "left"),
                 ("causal attend linear(feature = exp)", 1100, "plain"),
                 ("causal attend window(before = 70, after = 0) + linear()", 1100, "plain"),
                 ("attend window(radius = 3) + rfa(features = 12)", 75, "left"),
@@ -173,9 +169,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize(
-    "body", [pytest.param(x, marks=[SLOW] * (x in ("sums", "beside"))) for x in BODIES]
-)
+@pytest.mark.parametrize("body", few(BODIES, ("inputs", "decided")))
 def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
     module = module_of(BODIES[body], "triton")
     inputs = {"x": torch.tensor([[0, 0, 1, 1]])} if body == "inputs" else None

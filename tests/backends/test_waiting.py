@@ -10,6 +10,7 @@ import pytest
 import torch
 from interpreted import interpreted
 from population import population, spec_of
+from sweeps import few
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from views import KERNELS, taken
@@ -64,13 +65,7 @@ def tensors(heads: int, n: int) -> list[Tensor]:
 STATIC = [name for name, spec in population().items() if not spec.inputs]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (at % 12 > 0))
-        for at, name in enumerate(STATIC)
-    ],
-)
+@pytest.mark.parametrize("name", few(STATIC, 12))
 def test_modules_of_static_specs(name: str) -> None:
     spec = population()[name]
     n = spec.program.fixed_length or 96

@@ -94,10 +94,10 @@ def test_flex_is_given_the_same_pairs_and_its_compiler_may_fail(
     [
         ("softcap", "mask", "changes its scores"),
         ("sinkhorn", "mask", "changes its scores"),
-        ("relu", "torch", "torch knows no `relu`"),
-        ("packed", "edges", "run-time input"),
+        ("relu", "torch", "the spec says `normalize relu`"),
+        ("packed", "edges", "reads the input"),
         ("scales", "mask", "different scales"),
-        ("topk", "flex", "queries and keys decide the pairs"),
+        ("topk", "flex", "are chosen in each call"),
         ("favor", "mask", "`favor` is a formula, and a mask is not"),
     ],
 )

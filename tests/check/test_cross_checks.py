@@ -20,7 +20,7 @@ BAND = "attend where(abs(q * n - k * m) <= 2 * m)"
 def test_a_counterexample_to_stable_is_a_pair_that_changes(body: str) -> None:
     (found,) = (d for d in spec_of(f"cross {body} require stable").check() if d.code == "A606")
     words = found.message.replace(",", "").split()
-    query, key, n, reads, not_reads = (int(word) for word in words if word.isdigit())
+    n, query, key, reads, not_reads = (int(word) for word in words if word.isdigit())
     spec = spec_of(f"cross {body}")
     assert spec.mask(n, m=reads)[query, key]
     assert not spec.mask(n, m=not_reads)[query, key]

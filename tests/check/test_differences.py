@@ -41,7 +41,7 @@ def test_differences(golden: Golden) -> None:
             for n in (1, 2, 3, 7, 13):
                 first, second = (spec_of(body).mask(n) for body in bodies)
                 assert np.array_equal(first, second), (line, n)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"got str; a mask .* by `spec\.compare\(mask, n\)`"):
         diff("a.attn", "b.attn", 8)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_checks import exported, imported
 from population import BODIES, spec_of
+from sweeps import few
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from views import Call, Case, errors, numbers
@@ -23,10 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("full", "softcap", "alibi", "slopes", "scale of n", "documents", "times", "by layer"),
-        *("score of distances", "score of inputs", "score of pairs", "score that hides"),
-    ],
+    few(
+        [
+            *("full", "softcap", "slopes", "alibi", "documents", "times", "by layer", "scale of n"),
+            *("score of distances", "score of inputs", "score of pairs", "score that hides"),
+        ]
+    ),
 )
 def test_flex_attention_computes_the_spec(name: str) -> None:
     spec = spec_of(BODIES[name])
@@ -91,7 +94,7 @@ def test_masks_of_two_sequences(graph: str) -> None:
         for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks"):
             assert torch.equal(getattr(blocks, name), getattr(listed, name))
         assert spec.to_flex().block_mask(n, m=m).seq_lengths == (m, n)
-    with pytest.raises(ValueError, match="m queries read a number of keys"):
+    with pytest.raises(ValueError, match="needs n, the number of keys"):
         spec.to_flex(m=4)
 
 
@@ -159,9 +162,7 @@ def check(module: Any, body: str, strict: bool = False) -> None:
 
 @pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=SLOW)])
-@pytest.mark.parametrize(
-    "body", [pytest.param(x, marks=[SLOW] * (i > 0)) for i, x in enumerate(EXPORTED)]
-)
+@pytest.mark.parametrize("body", few(EXPORTED, EXPORTED[:1]))
 def test_a_file_that_stands_alone_is_exported_for_every_length(
     body: str, strict: bool, tmp_path: Path
 ) -> None:
@@ -169,8 +170,6 @@ def test_a_file_that_stands_alone_is_exported_for_every_length(
     check(made(8) if "head_size" in signature(made).parameters else made(), body, strict)
 
 
-@pytest.mark.parametrize(
-    "body", [pytest.param(x, marks=[SLOW] * (i < len(HERE) - 1)) for i, x in enumerate(HERE)]
-)
+@pytest.mark.parametrize("body", few(HERE, HERE[-1:]))
 def test_plain_operations_in_this_process_are_exported_for_every_length(body: str) -> None:
     check(spec_of(body).compile(), body)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from local_ranks import Found, Shards, cut, run
 from population import BODIES, population, spec_of
 from ranks_in_turn import Rank, in_turn
+from sweeps import few
 from test_views import kinds
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -48,11 +49,11 @@ def shards_of(name: str) -> Shards:
 
 
 def quick() -> set[str]:
-    """Of the bodies each ninth, and those that have a word of the language which none before has:
+    """Of the bodies each 18th, and those that have a word of the language which none before has:
     a pattern, a mechanism, an input, a normaliser."""
     words, found = set[str](), set[str]()
     for turn, name in enumerate(NAMES):
-        if name in BODIES and (turn % 9 == 1 or not kinds(population()[name]) <= words):
+        if name in BODIES and (turn % 18 == 1 or not kinds(population()[name]) <= words):
             words |= kinds(population()[name])
             found.add(name)
     return found
@@ -65,9 +66,7 @@ def differing(shards: Shards) -> list[str]:
     return shards.differing(in_turn(shards.ranks, shards.on))
 
 
-@pytest.mark.parametrize(
-    "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in NAMES]
-)
+@pytest.mark.parametrize("name", few(NAMES, QUICK))
 def test_ranks_together_compute_what_one_does(name: str) -> None:
     assert differing(shards_of(name)) == []
 
@@ -165,7 +164,7 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("shards", MORE, ids=lambda each: f"{each.text[:50]} {each.n}")
+@pytest.mark.parametrize("shards", few(MORE), ids=lambda each: f"{each.text[:50]} {each.n}")
 def test_ways_of_rows_heads_and_sums(shards: Shards) -> None:
     assert differing(shards) == []
 
@@ -312,7 +311,9 @@ def test_a_call_that_one_rank_refuses_fails_on_all_ranks() -> None:
     right, wrong = (Asked("input x: choices attend chosen(x)", 1, inputs=each) for each in lists)
     assert each_says(right, right) == [""] * 4
     for number, said in enumerate(each_says(right, wrong)):
-        assert ("`x` must name key blocks" if number % 2 else "rank 1 refused its part") in said
+        assert (
+            "`x` must hold numbers of blocks" if number % 2 else "rank 1 refused its part"
+        ) in said
 
 
 def test_shards_of_other_lengths_and_sums_without_log_sum_exps_are_refused() -> None:
@@ -488,7 +489,7 @@ def test_parallelize_refuses_other_modules_and_partitions(alone: DeviceMesh) -> 
         layer(torch.randn(1, 6, 8))
 
 
-def test_numbers_and_inputs_are_looked_at_as_in_one_process(alone: DeviceMesh) -> None:
+def test_inputs_at_padding_and_promises_are_checked_as_in_one_process(alone: DeviceMesh) -> None:
     # numbers at padding are never read
     module = spec_of("input t: numbers attend where(6 / t(k) >= 3) | self").compile()
     x = torch.randn(1, 2, 5, 4, dtype=torch.float64)
@@ -501,7 +502,7 @@ def test_numbers_and_inputs_are_looked_at_as_in_one_process(alone: DeviceMesh) -
     )
     promising = spec_of("input t: tokens(at_most = 1) attend columns(t) | self").compile()
     marked = torch.tensor([[True, True, False, False, False]])
-    with pytest.raises(ValueError, match="promises at most 1"):
+    with pytest.raises(ValueError, match="may mark at most 1"):
         parallelize(promising, alone)(x, x, x, inputs={"t": marked})
     wrong = x.index_fill(2, torch.tensor(3), torch.inf)
     for graph in ("window(radius = 1)", "full", "linear()", "topk(keys = 2)"):

@@ -20,6 +20,7 @@ def lines() -> Iterator[str]:
         for entry in fields(declared):
             one = entry.metadata["parameter"]
             said = [f"{declared.name}.{entry.name}: {one.context or one.kind}"]
+            said += [f"above {one.above}"] if one.above is not None else []
             said += [f"least {one.least}"] if one.least is not None else []
             said += [f"most {one.most}"] if one.most is not None else []
             said += ["odd"] * one.odd + ["even"] * one.even + ["needs no name"] * one.positional
@@ -40,6 +41,7 @@ def test_defaults_are_admissible(declared: Any) -> None:
             assert default is None or default in one.choices
         if isinstance(default, int | float) and one.kind in ("integer", "real"):
             assert one.least is None or default >= one.least
+            assert one.above is None or default > one.above
             assert one.most is None or default <= one.most
             assert not (one.odd and default % 2 == 0)
             assert not (one.even and default % 2)

@@ -12,6 +12,7 @@ from oracle.scalars import Invalid
 from oracle.tree import Attention, Node, pattern, text
 from population import inputs_of, spec_of
 from specs import predicates, ten
+from sweeps import few
 from torch import Tensor
 from views import Call, Case, step_errors
 
@@ -96,7 +97,8 @@ def test_graphs_without_a_bounded_look_back_need_keep_all(graph: str) -> None:
         keys_kept(f"{inputs} attend {graph}")
 
 
-def test_nothing_that_a_predicate_reads_is_forgotten() -> None:
+@pytest.mark.parametrize("seed", few(range(3), 3))
+def test_nothing_that_a_predicate_reads_is_forgotten(seed: int) -> None:
     def asked(predicate: Node) -> None:
         tree = Attention((Node("attend", (pattern("where", predicate),)),), causal=True)
         case = Case(parse(text(tree)), 24, tree)
@@ -106,5 +108,4 @@ def test_nothing_that_a_predicate_reads_is_forgotten() -> None:
             # no value at some pair, or other rows at another length
             return
 
-    for seed in range(3):
-        ten(asked, seed, predicates)
+    ten(asked, seed, predicates)

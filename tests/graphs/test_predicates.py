@@ -13,6 +13,7 @@ from oracle.scalars import Invalid
 from oracle.tree import Attention, Node, pattern, text
 from population import spec_of
 from specs import predicates, ten, token_sets
+from sweeps import few
 from views import FIGURES, PAIRS, Case, differing, times_weighed
 
 from attnspec import AttnSpecError, Spec, parse
@@ -121,8 +122,9 @@ def bodies() -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", few((0, 1, 3, 2)))
 def test_predicates_mean_what_they_say(part: int) -> None:
+    # the parts of every run, 0 and 3, have each predicate once
     for at, (body, n) in list(enumerate(bodies()))[part::4]:
         case = Case(spec_of(body), n)
         assert differing(case, ASKED) == [], body
@@ -132,7 +134,7 @@ def test_predicates_mean_what_they_say(part: int) -> None:
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(range(3), 3))
 def test_drawn_predicates_and_token_sets_mean_what_they_say(seed: int) -> None:
     def asked(predicate: Node, tokens: Node, n: int) -> None:
         graph = Node("g&", (pattern("where", predicate), pattern("global", tokens)))
@@ -231,7 +233,7 @@ def test_numbers_beyond_exact_arithmetic_are_refused() -> None:
     assert not module.pairs(q, q, inputs={"t": torch.from_numpy(large)[None].double()}).any()
     ninth = spec_of("attend where(q * k ** 9 < 0)")
     assert not ninth.mask(50).any()
-    with pytest.raises(AttnSpecError, match=r"a number above 2\*\*62"):
+    with pytest.raises(AttnSpecError, match=r"a result above 2\*\*62"):
         ninth.mask(300)
 
 
@@ -239,9 +241,9 @@ def test_numbers_beyond_exact_arithmetic_are_refused() -> None:
 def test_reals_are_not_divided_as_whole_numbers(operator: str) -> None:
     spec = spec_of(f"input t: numbers attend where(t(q) {operator} 2 == 0)")
     q = torch.zeros(1, 1, 3, 4)
-    with pytest.raises(AttnSpecError, match=r"whole numbers.*floor"):
+    with pytest.raises(AttnSpecError, match=r"integers.*floor"):
         spec.mask(3, inputs={"t": [0.0, 1.0, 2.0]})
-    with pytest.raises(ValueError, match=r"whole numbers.*floor"):
+    with pytest.raises(ValueError, match=r"integers.*floor"):
         spec.compile()(q, q, q, inputs={"t": torch.tensor([[0.0, 1.0, 2.0]])})
     assert spec.mask(3, inputs={"t": [0, 1, 2]}).any()
     whole = spec_of(f"input t: numbers attend where(floor(t(q)) {operator} 2 == 0)")

@@ -78,9 +78,9 @@ def test_a_model_that_chooses_writes_as_with_its_own_cache(how: dict[str, Any]) 
             assert model.generate(ids, **cache, **given).tolist() == wanted.tolist()
 
 
-def test_numbers_are_looked_at_from_when_that_is_asked_for() -> None:
+def test_check_finite_can_be_switched_between_calls() -> None:
     module = attnspec.parse(CAUSAL).compile()
-    name, wrong = register(module, "attnspec_looked_at"), torch.full((1, 2, 4, 8), torch.nan)
+    name, wrong = register(module, "attnspec_checked"), torch.full((1, 2, 4, 8), torch.nan)
     for asked in (False, True, False):
         module.check_finite = asked
         with pytest.raises(ValueError, match="k must be finite") if asked else nullcontext():

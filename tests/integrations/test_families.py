@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import BY_STEM, FAMILIES, OWN_CODE, PAGE, Family, row, score_of, specs_of
-from sweeps import in_turn
+from sweeps import checkered, few
 from tiny_models import FULL, TOLERANCE, bert, difference, named, tokens
 
 import attnspec
@@ -24,24 +24,16 @@ STATIC = {"cache_implementation": "static", "disable_compile": True}
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 
 OUTCOMES = {x.stem: CELLS[x.stem].split("|")[3:] for x in reversed(FAMILIES)}
-FIRST = {str(outcome): stem for stem, outcome in OUTCOMES.items()}.values()
+FIRST = [BY_STEM[x] for x in {str(cells): stem for stem, cells in OUTCOMES.items()}.values()]
 """A family for each thing that a row says; the rest is slow."""
 
 
-def first(families: list[Family]) -> list[Any]:
-    return [x if x.stem in FIRST else pytest.param(x, marks=pytest.mark.slow) for x in families]
-
-
-@pytest.mark.parametrize("family", first(FAMILIES), ids=str)
+@pytest.mark.parametrize("family", few(FAMILIES, FIRST), ids=str)
 def test_the_page_says_what_comes_of_a_spec(family: Family) -> None:
     assert row(family) == CELLS[family.stem]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [*TAKING[::2], *(pytest.param(x, marks=pytest.mark.slow) for x in TAKING[1::2])],
-    ids=str,
-)
+@pytest.mark.parametrize("family", few(TAKING, 3), ids=str)
 def test_training_padding_and_saving(family: Family, tmp_path: Path) -> None:
     model, twin = family.build(**family.wide), family.build(**family.wide)
     keys, score = list(model.state_dict()), score_of(CELLS[family.stem].replace("…", "2.0"))
@@ -68,7 +60,7 @@ def test_training_padding_and_saving(family: Family, tmp_path: Path) -> None:
     assert difference(family.hidden(loaded), family.hidden(model)) < TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "beams"), in_turn(WRITING, (1, 2)), ids=str)
+@pytest.mark.parametrize(("family", "beams"), checkered(WRITING, (1, 2), of=4), ids=str)
 def test_writing_from_every_cache(family: Family, beams: int) -> None:
     # further back than the model's own windows, from a position, and to the first ones
     graph = "window(before = 5, after = 0) | block(size = 8) | columns(first(1))"
@@ -97,10 +89,12 @@ def test_code_of_its_own_is_refused_wherever_a_spec_comes_from(family: Family) -
     model, name = family.build(), named("attention nothing { attend self }")
     model.set_attn_implementation("eager")
     wanted, before = family.hidden(model), model.config._attn_implementation
-    with pytest.raises(attnspec.AttnSpecError, match="in code of its own"):
+    with pytest.raises(attnspec.AttnSpecError, match="in its own code"):
         model.set_attn_implementation(name)
     assert model.config._attn_implementation == before
-    with pytest.raises(attnspec.AttnSpecError, match="in its own code; attnspec/integrations"):
+    with pytest.raises(
+        attnspec.AttnSpecError, match="in its own code; supported models: attnspec/integrations"
+    ):
         convert(model, attnspec.parse(FULL))
     assert {layer.kind for layer in used_by(model)} == {"cannot"}
     # a config that was changed by hand, past every check: as before, or an error
@@ -108,7 +102,7 @@ def test_code_of_its_own_is_refused_wherever_a_spec_comes_from(family: Family) -
     try:
         assert difference(family.hidden(model), wanted) == 0.0
     except (TypeError, ValueError) as error:
-        assert "this one computes it in code of its own" in str(error)  # noqa: PT017
+        assert "this layer computes attention in its own code" in str(error)  # noqa: PT017
     assert {layer.kind for layer in used_by(model)} == {"cannot"}
 
 
@@ -116,11 +110,11 @@ def test_models_that_inherit_or_contain_code_of_their_own_are_refused() -> None:
     deberta, model = BY_STEM["Deberta"].build(), BY_STEM["Bert"].build()
     own = type("Own", (type(deberta),), {})
     deberta.config._attn_implementation = named(FULL)
-    with pytest.raises(attnspec.AttnSpecError, match="Own computes it in code of its own"):
+    with pytest.raises(attnspec.AttnSpecError, match="Own computes attention in its own code"):
         own(deberta.config)
     pair = type("Pair", (type(model),), {})(model.config)
     pair.second = BY_STEM["Deberta"].build()
-    message = "DebertaModel computes it in code.*`convert` the parts that do ask"
+    message = "DebertaModel computes attention in its own.*`convert` the parts that do ask"
     with pytest.raises(attnspec.AttnSpecError, match=message):
         pair.set_attn_implementation(named(FULL))
 

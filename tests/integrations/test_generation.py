@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import BY_STEM
+from sweeps import few
 from tiny_models import (
     CAUSAL,
     FULL,
@@ -82,7 +83,7 @@ def require_written(model: Any, ids: Any, *caches: dict[str, Any], **given: Any)
 
 
 @pytest.mark.filterwarnings("ignore:.*count from the padding")
-@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("text", few(SPECS))
 def test_parts_from_a_cache_are_the_whole_pass(text: str) -> None:
     model, ids, mask = sparse(text), tokens(3, 14), padded(14, left=True)
     wanted = hidden(model, ids, mask)
@@ -209,7 +210,7 @@ GROWING: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", GROWING)
+@pytest.mark.parametrize("kind", few(GROWING))
 def test_run_time_inputs_grow_with_what_is_written(kind: str) -> None:
     body, values = GROWING[kind]
     model, ids = llama("eager"), tokens(2, 7)

@@ -94,7 +94,7 @@ def test_a_dynamic_length_is_exported(make: Callable[[], Any], text: str, strict
 def test_packed_documents_are_refused_by_what_was_traced() -> None:
     traced, call = compiled(converted(llama("sdpa"))), given(8, False)
     traced(**call, position_ids=torch.arange(8)[None])
-    with pytest.raises(RuntimeError, match="this one asks for a packed mask"):
+    with pytest.raises(RuntimeError, match="the model asks for a packed mask"):
         traced(**call, position_ids=(torch.arange(8) % 5)[None])
 
 

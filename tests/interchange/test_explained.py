@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from goldens import Golden
+from sweeps import few
 from torch.nn.attention.flex_attention import create_block_mask
 
 import attnspec
@@ -60,10 +61,9 @@ global(first(1) | last(2)); fixed(stride = 4, cells = 1)"""
 """Others, which have a largest member inside of it alone."""
 
 NAMES = "|".join(each.name for each in PATTERNS)
-SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40)]
 
 
-@pytest.mark.parametrize("seed", [*range(4), *SLOW])
+@pytest.mark.parametrize("seed", few(range(40), range(4)))
 @pytest.mark.parametrize("op", ["|", "&", "-", "~"])
 def test_two_graphs_are_found_in_no_more_of_them(op: str, seed: int) -> None:
     draw = random.Random(seed)

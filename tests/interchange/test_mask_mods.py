@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from goldens import Golden
+from sweeps import few
 from torch.nn.attention import flex_attention as flex
 from transformers import masking_utils as hf  # noqa: F401, a name in the file of functions
 
@@ -124,6 +125,8 @@ def require_pairs(spec: Spec, mask_mod: MaskMod, n: int) -> None:
 def test_heads_are_as_many_as_a_table_has_or_is_said() -> None:
     assert from_mask_mod(widths, heads=2).heads == 2
     assert from_mask_mod(causal, heads=5).heads == 5
+    # a spec is called as its function, unless that is a word of the language
+    assert [from_mask_mod(x).name for x in (widths, causal)] == ["widths", "mask"]
     with pytest.raises(AttnSpecError, match="no mask at n = 1"):
         from_mask_mod(widths, heads=4)
 
@@ -193,10 +196,7 @@ def drawn(draw: random.Random, kind: str, depth: int) -> str:
     return re.sub(r"\b[xyrazc]\b", part, form)
 
 
-SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200)]
-
-
-@pytest.mark.parametrize("seed", [*range(6), *SLOW])
+@pytest.mark.parametrize("seed", few(range(200), range(6)))
 def test_a_random_function_has_the_pairs_that_torch_computes(seed: int) -> None:
     mask_mod = function(drawn(random.Random(seed), "a", 3))
     require_pairs(from_mask_mod(mask_mod, heads=3), mask_mod, 9)

@@ -86,7 +86,7 @@ def test_the_least_estimate_runs_at_every_length(n: int) -> None:
     assert band.plan(250, batch=8, heads=8).steps[0].chosen.name == "tables"
 
 
-def test_documents_that_are_packed_short_are_looked_at_in_the_call() -> None:
+def test_documents_at_a_short_length_are_planned_by_tables() -> None:
     spec = spec_of("causal input document: ids attend same(document)")
     assert spec.plan(1024, heads=4).steps[0].chosen.name == "tables"
 

@@ -23,17 +23,19 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def holds(spec: Attention, claim: Claim, n: int, inputs: Mapping[str, Any] | None = None) -> bool:
-    """Whether a claim holds at n, for one sample of the inputs; raises Invalid."""
+def holds(
+    spec: Attention, claim: Claim, n: int, inputs: Mapping[str, Any] | None = None, held: Any = None
+) -> bool:
+    """Whether a claim holds at n, for one sample of the inputs, of known masks; raises Invalid."""
     expr = claim.expr
+    held = masks(spec, n, inputs) if held is None else held
     match expr.kind:
         case "flag":
-            return flag(str(expr.parts[0]), masks(spec, n, inputs), spec, inputs)
+            return flag(str(expr.parts[0]), held, spec, inputs)
         case "reach":
             layers = count(expr.nodes[0], place_of(spec, n))
-            return bool((stack(masks(spec, n, inputs), layers) | ~allowed(spec, n)).all())
+            return bool((stack(held, layers) | ~allowed(spec, n)).all())
         case "figure":
-            held = masks(spec, n, inputs)
             return all(_compared(claim, place, held) for place in _places(spec, n, inputs))
         case _:
             return all(_about(claim, place) for place in _places(spec, n, inputs))

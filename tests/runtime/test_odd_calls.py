@@ -228,7 +228,7 @@ def test_check_finite_names_the_place_of_a_non_finite_number(name: str, value: f
     module(q, k, v)
 
 
-def test_steps_scores_and_traces_are_looked_at() -> None:
+def test_check_finite_covers_steps_scores_and_traces() -> None:
     text = (
         "input s: scores(size = 4) causal attend topk(blocks = 2, size = 4, queries = 1, score = s)"
     )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_checks import learner_of, tensors, with_gradients
 from population import spec_of
+from sweeps import few
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -60,7 +61,7 @@ def check_same(found: Tensor, meant: Tensor, leaves: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_q"), [("static", None), ("input", None), ("hybrid", None), ("bias", 3)]
+    ("name", "n_q"), few([("input", None), ("static", None), ("bias", 3), ("hybrid", None)])
 )
 def test_one_graph_for_all_lengths(name: str, n_q: int | None) -> None:
     """Of whole sequences, or of the last queries in steps of generation."""
@@ -110,7 +111,7 @@ torch.save(program(*torch.load(f"{sys.argv[1]}/given.pt")), f"{sys.argv[1]}/foun
 """
 
 
-@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("elsewhere", few([False, True]))
 def test_an_exported_program_runs_in_another_process(elsewhere: bool, tmp_path: Path) -> None:
     module, n = sample("bias"), torch.export.Dim("n", max=1 << 20)
     shapes = {name: {2: n} for name in "qkv"}
@@ -246,8 +247,8 @@ def test_every_level_of_torch_func_derives(body: str) -> None:
 @pytest.mark.parametrize(
     ("body", "different"),
     [
-        ("layers 12 causal attend window(before = 7, after = 0)", 1),
-        ("layers 12 attend full layer 3 { attend block(size = 4) }", 2),
+        ("layers 5 causal attend window(before = 7, after = 0)", 1),
+        ("layers 5 attend full layer 3 { attend block(size = 4) }", 2),
         ("layers 3 attend random_blocks(size = 4, blocks = 2, seed = 1)", 3),
     ],
 )
@@ -266,24 +267,31 @@ def test_layers_that_compute_the_same_are_one_graph(body: str, different: int) -
 
 @pytest.mark.parametrize(
     "body",
-    ["causal attend window(before = 7, after = 0)", "input doc: ids causal attend same(doc)"],
+    [
+        "causal attend window(before = 7, after = 0)",
+        "input doc: ids causal attend same(doc)",
+        "input near: pairs causal attend full score s + near(q, k)",
+    ],
 )
 def test_a_call_says_how_many_slots_of_a_cache_are_keys(body: str) -> None:
     module = spec_of(body).compile()
     given = [x.requires_grad_() for x in tensors(2, 4, 3, 20)]
     real = torch.rand(2, 20, generator=torch.Generator().manual_seed(0)) > 0.2
-    doc = {"doc": torch.arange(20).repeat(2, 1) // 5} if "doc" in body else {}
+    inputs = {"doc": torch.arange(20).repeat(2, 1) // 5} if "doc" in body else {}
+    if "near" in body:
+        inputs["near"] = torch.randn(2, 1, 3, 20, dtype=torch.float64, requires_grad=True)
+    leaves = [*given, *(x for x in inputs.values() if x.requires_grad)]
     torch._dynamo.reset()
     before = counters["stats"]["unique_graphs"]
     traced = torch.compile(module, fullgraph=True, backend="aot_eager")
     for count in (4, 19, 20):
         short = [given[0], *(x[:, :, :count] for x in given[1:])]
-        cut = {name: x[:, :count] for name, x in doc.items()}
+        cut = {name: x[..., :count] for name, x in inputs.items()}
         meant = module(*short, key_padding_mask=real[:, :count], inputs=cut)
-        grads = torch.autograd.grad(meant.square().sum(), given)
+        grads = torch.autograd.grad(meant.square().sum(), leaves)
         for run in (module, traced):
             keys = torch.tensor(count)
-            out = run(*given, keys=keys, key_padding_mask=real, inputs=doc)
+            out = run(*given, keys=keys, key_padding_mask=real, inputs=inputs)
             torch.testing.assert_close(out, meant)
-            torch.testing.assert_close(torch.autograd.grad(out.square().sum(), given), grads)
+            torch.testing.assert_close(torch.autograd.grad(out.square().sum(), leaves), grads)
     assert counters["stats"]["unique_graphs"] == before + 1

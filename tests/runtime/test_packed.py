@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from attention_checks import learner_of, with_gradients
+from sweeps import checkered
 from torch import Tensor
 
 from attnspec import packed
@@ -80,8 +81,7 @@ def looped(
     return torch.cat(outs)
 
 
-@pytest.mark.parametrize("short", [False, True])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("body", "short"), checkered(BODIES, [False, True]))
 def test_documents_are_each_by_itself(body: str, short: bool) -> None:
     """Also of fewer queries than keys, the last ones of each document; flat or nested."""
     if short and "nystrom" in body:

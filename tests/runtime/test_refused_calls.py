@@ -152,6 +152,7 @@ def answer(line: str) -> tuple[str, list[str]]:
         eval(asked, globals())
     except (ImportError, TypeError, ValueError) as error:
         said = str(error).replace(__version__, "VERSION")
+        assert "``" not in said, said
         words = [each for row in said.splitlines() for each in wrap(row, 96) or [""]]
         # those that callers can name
         types = (x for x in type(error).__mro__ if hasattr(builtins, x.__name__) or x in PUBLIC)

@@ -98,6 +98,9 @@ def test_messages_follow_the_style_and_are_as_approved(golden: Golden) -> None:
         for words in (diagnostic.message, diagnostic.help or ""):
             assert not words.endswith(".")
             assert "invalid" not in words.lower()
+            # quotes are closed, and none stands inside another
+            assert words.count("`") % 2 == 0
+            assert "``" not in words
             assert not re.search(r"__|\$", words.split("U+")[0])
         assert diagnostic.message[0] in "`'\"" or not diagnostic.message[0].isupper()
     text = "\n".join(map(str, shown))

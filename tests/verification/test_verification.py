@@ -202,7 +202,7 @@ def test_a_module_of_another_graph_is_not_verified(
         ("attend linformer(rank = {}, max_length = 40)", 4),
     ],
 )
-def test_heads_of_every_kind_are_looked_at(body: str, other: int, wrong: Wrong) -> None:
+def test_a_wrong_head_of_every_kind_is_reported(body: str, other: int, wrong: Wrong) -> None:
     lines = "return other(q, k, v)"
     assert not wrong(body.format(3), 13, lines, body.format(other))["ok"]
 
@@ -372,7 +372,7 @@ def test_a_long_sequence_is_sampled(body: str, backend: str, asked: Asked) -> No
 
 
 @pytest.mark.limits("tiny")
-def test_every_pair_is_looked_at_up_to_a_length(asked: Asked) -> None:
+def test_every_pair_is_compared_up_to_a_length(asked: Asked) -> None:
     most = LIMITS.every_pair
     for n in (most, 5 * most):
         found = asked("attend window(radius = 3)", n, "--backend", "tables")

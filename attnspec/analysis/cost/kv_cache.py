@@ -16,6 +16,7 @@ from attnspec.analysis.counting.conjunctions import require_listable
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.limits import LIMITS
+from attnspec.text.diagnostics import count_of
 
 FEW = 4
 """Up to so many keys are named in a rule one by one."""
@@ -126,16 +127,14 @@ def _rule(last: np.ndarray) -> str:
     others = "a key" if not parts else "any other key"
     size = _block(last, going)
     if len(waits) == 1:
-        parts.append(f"{others} can go {_steps(limit)} after it was written")
+        parts.append(f"{others} can go {count_of(limit, 'step')} after it was written")
     elif size is not None:
         parts.append(f"{others} can go at the end of its block of {size:,}")
     else:
-        parts.append(f"{others} can go {int(waits[0]):,} to {_steps(limit)} after it was written")
+        parts.append(
+            f"{others} can go {int(waits[0]):,} to {count_of(limit, 'step')} after it was written"
+        )
     return "; ".join(parts)
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step{'' if count == 1 else 's'}"
 
 
 def _block(last: np.ndarray, going: np.ndarray) -> int | None:

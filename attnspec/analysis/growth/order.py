@@ -17,7 +17,7 @@ from attnspec.analysis.growth.growth import arguments_of, growth_of
 from attnspec.analysis.growth.size_growth import CONSTANT, LINEAR, Growth, growth_text
 from attnspec.analysis.quality import Figure
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.stack import Stack, TooMuch, patterns_in
+from attnspec.graphs.stack import Stack, TooMuch, patterns_in, unread_text
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import inputs_of, leaves
 from attnspec.limits import LIMITS
@@ -87,7 +87,7 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
 def _reads(stack: Stack) -> str:
     """That run-time inputs decide: one sample of them says nothing of other lengths."""
     graphs = (attend.graph for attend in stack.program.attends if attend.graph is not None)
-    return "its pairs depend on run-time inputs" if any(map(inputs_of, graphs)) else ""
+    return unread_text(set().union(*map(inputs_of, graphs)))
 
 
 def _measured(

@@ -30,8 +30,8 @@ from attnspec.graphs.forms.stability import (
 )
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import evaluate_pairs
-from attnspec.graphs.stack import TooMuch, asks_for, require_supported
+from attnspec.graphs.relation import chosen_text, evaluate_pairs
+from attnspec.graphs.stack import TooMuch, asks_for, require_supported, unread_text
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Attend, Input, Leaf, Program, Term, inputs_of, leaves, symbols_of
@@ -167,7 +167,7 @@ def difference_of(
     for leaf in leaves(attend.graph):
         if BY_NAME[leaf.pattern].data_dependent:
             fault = unsteady_choice(program, layer, head, whole=whole)
-            raise TooMuch(str(fault or f"`{leaf.pattern}` is data-dependent"))
+            raise TooMuch(str(fault or chosen_text(leaf.pattern)))
     before: tuple[int, np.ndarray] | None = None
     for n in _lengths(longest):
         try:
@@ -184,7 +184,7 @@ def difference_of(
             return Difference(q, k, before[0], n, reads, layer, head, cause)
         before = n, here
     if inputs_of(attend.graph):
-        raise TooMuch("its pairs depend on run-time inputs")
+        raise TooMuch(unread_text(inputs_of(attend.graph)))
     if attend.mechanism is not None:
         raise TooMuch(str(fault_of(program, layer, head)))
     return None

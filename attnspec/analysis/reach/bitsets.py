@@ -2,12 +2,11 @@
 
 A query's new keys are the bits of all positions that it reads, or-ed together. Where those are a
 progression, two rows of a table suffice: the or over 2 ** j neighbours of a residue class, from
-both ends. Blocks of keys are independent of each other, so each is small enough for the cache.
+both ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -30,52 +29,28 @@ Level: TypeAlias = "tuple[int, tuple[int, int] | None]"
 def levels(chain: Chain, most: int) -> list[Level]:
     """The state after 0, 1, … layers: up to `most`, until every allowed pair is joined or until no
     further layer can join one. A list that ends earlier ends in its last level for ever."""
-    n = chain.n
-    words = -(-n // 64)
-    wide = max(1, LIMITS.words // max(1, n))
-    reached: list[Level] = [(0, None)]
-    for begin in range(0, words, wide):
-        part = list(_block(chain, begin, min(words, begin + wide), most))
-        longer = max(len(reached), len(part))
-        reached = [
-            _together(reached[min(i, len(reached) - 1)], part[min(i, len(part) - 1)])
-            for i in range(longer)
-        ]
+    keys, queries = np.arange(chain.n), np.arange(chain.n)[:, None]
+    read = packed(queries == keys)
+    wanted = packed((keys <= queries) if chain.causal else (keys >= 0) | (queries >= 0))
+    reached = [_level(wanted & ~read)]
+    for layer in range(most):
+        if not reached[-1][0]:
+            break
+        grown = through(chain.graph(layer), read)
+        if layer >= chain.distinct - 1 and np.array_equal(grown, read):
+            break
+        read = grown
+        reached.append(_level(wanted & ~read))
     return reached
 
 
-def _together(one: Level, other: Level) -> Level:
-    pairs = [first for _, first in (one, other) if first is not None]
-    return one[0] + other[0], min(pairs, default=None)
-
-
-def _block(chain: Chain, begin: int, end: int, most: int) -> Iterator[Level]:
-    """The levels of the keys 64 * begin … 64 * end - 1."""
-    n = chain.n
-    keys = np.arange(64 * begin, 64 * end)
-    query = np.arange(n)[:, None]
-    read = packed(query == keys)
-    wanted = packed((keys <= query) if chain.causal else np.broadcast_to(keys < n, (n, len(keys))))
-    level = _level(wanted & ~read, begin)
-    yield level
-    for layer in range(most):
-        if not level[0]:
-            return
-        grown = through(chain.graph(layer), read)
-        if layer >= chain.distinct - 1 and np.array_equal(grown, read):
-            return
-        read = grown
-        level = _level(wanted & ~read, begin)
-        yield level
-
-
-def _level(missing: np.ndarray, begin: int) -> Level:
+def _level(missing: np.ndarray) -> Level:
     rows = np.flatnonzero(missing.any(axis=1))
     if len(rows) == 0:
         return 0, None
     bits = np.unpackbits(missing[rows[0]].view(np.uint8))
-    first = int(rows[0]), 64 * begin + int(bits.argmax())
-    return int(_ONES[missing.view(np.uint8)].sum(dtype=np.int64)), first
+    count = int(_ONES[missing.view(np.uint8)].sum(dtype=np.int64))
+    return count, (int(rows[0]), int(bits.argmax()))
 
 
 def packed(pairs: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.forms.stability import FAR, bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation, chosen_text, evaluate_pairs
 from attnspec.graphs.stack import (
     Stack,
     TooMuch,
@@ -35,6 +35,7 @@ from attnspec.graphs.stack import (
     require_few_patterns,
     require_supported,
     undecided,
+    unread_text,
 )
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
@@ -104,7 +105,7 @@ def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
             bound = bound_choice(stack.program, leaf, n, layer, head)
             ahead = None if bound is None else bound.ahead(n)
             if ahead is not None:
-                why = f"`{leaf.pattern}`: {ahead.why}"
+                why = f"in `{leaf.pattern}` {ahead.why}"
                 return Leak(ahead.query, ((layer, head, ahead.token),), choice=why), ""
             if bound is not None:
                 words.add("given" if bound.given_choice else "yes")
@@ -146,9 +147,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
                 where = " and ".join([*words, *(f"`{name}` joins them" for name in decided)])
                 return Figure(Leak(pair[0], ((layer, head, pair[1]),), where))
         if names or decided:
-            doubt = "its pairs depend on run-time inputs"
-            if decided:
-                doubt = f"`{decided[0]}` is data-dependent"
+            doubt = chosen_text(decided[0]) if decided else unread_text(names)
     return Figure(None, "estimate", doubt) if doubt else Figure(None)
 
 

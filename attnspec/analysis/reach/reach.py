@@ -96,7 +96,7 @@ def path_length(stack: Stack, n: int) -> Figure[float | None]:
         return Figure(None, note=_never(figure))
     mean = sum(figure.missing) / max(1, figure.pairs - figure.own)
     if figure.sampled:
-        return Figure(mean, "estimate", f"{figure.sampled} queries were followed")
+        return Figure(mean, "estimate", f"from {figure.sampled} queries")
     return Figure(mean)
 
 
@@ -108,7 +108,7 @@ def eccentricity(stack: Stack, n: int, position: int) -> Figure[int | None]:
     layers = walks.hops(chain, position)[: chain.allowed(position)]
     never = np.flatnonzero(layers < 0)
     if len(never):
-        return Figure(None, note=f"query {position} never reads {never[0]}")
+        return Figure(None, note=f"query {position} never reads key {never[0]}")
     return Figure(int(layers.max()))
 
 
@@ -127,10 +127,8 @@ def _longest(chain: Chain, unit: str) -> Figure[int | None]:
     if not figure.sampled or figure.layers == _at_most(chain):
         return Figure(figure.layers)
     query, key = figure.first[-2] or (0, 0)
-    note = (
-        f"{figure.sampled} queries were followed; {query} reads {key} after {figure.layers} {unit}"
-    )
-    return Figure(figure.layers, "estimate", f"{note}, so it is a lower bound")
+    note = f"query {query} reads key {key} after {figure.layers} {unit}, so it is a lower bound"
+    return Figure(figure.layers, "estimate", f"from {figure.sampled} queries: {note}")
 
 
 def _someone(chain: Chain) -> str:
@@ -138,13 +136,13 @@ def _someone(chain: Chain) -> str:
     for query in (0, chain.n - 1, chain.n // 2):
         never = np.flatnonzero(walks.hops(chain, query)[: chain.allowed(query)] < 0)
         if len(never):
-            return f"query {query} never reads {never[0]}"
+            return f"query {query} never reads key {never[0]}"
     return "which is not known"
 
 
 def _never(found: Spread) -> str:
     query, key = found.first[-1] or (0, 0)
-    return f"query {query} never reads {key}"
+    return f"query {query} never reads key {key}"
 
 
 def _at_most(chain: Chain) -> int | None:

@@ -114,8 +114,8 @@ def stable(report: Inquiry) -> Figure[Any]:
     program = report.program
     if program.cross:
         if reads_m(program):
-            return Figure(False, note="the graph reads m, the number of queries")
-        return Figure(True, note="no graph reads m, the number of queries")
+            return Figure(False, note="the graph depends on m, the number of queries")
+        return Figure(True, note="no graph depends on m, the number of queries")
     if is_stable(program):
         fixed = program.fixed_length is not None
         return Figure(True, note="the grid has one length" if fixed else "proven for every n")

@@ -13,6 +13,7 @@ from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.stack import TooMuch
+from attnspec.text.diagnostics import count_of
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Entry, Inquiry
@@ -77,20 +78,16 @@ def _about(report: Inquiry) -> str:
         parts.append(f"{program.layer_count} layers")
     heads = report.shape.heads or 1
     alike = program.heads is None and heads == 1
-    parts.append("one head for all" if alike else _plural(heads, "head"))
+    parts.append("one head for all" if alike else count_of(heads, "head"))
     parts.append(f"size {report.shape.head_dim}")
     if report.shape.batch > 1:
-        parts.append(_plural(report.shape.batch, "sample"))
+        parts.append(count_of(report.shape.batch, "sample"))
     return ", ".join(parts)
 
 
 def _lengths(report: Inquiry) -> str:
     queries = "" if report.m is None else f"m = {report.m:,}, "
     return f"{queries}n = {report.n:,}"
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 @dataclass

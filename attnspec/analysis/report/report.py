@@ -182,7 +182,7 @@ class Report(Inquiry):
     def hops(self, query: int) -> np.ndarray:
         """int [n]: layers until `query` has read each key, -1 = never.
 
-        Raises AttnSpecError where the pairs are not known, or too many to look at.
+        Raises AttnSpecError where the pairs are not known, or too many to examine.
         """
         layers: np.ndarray = self._reach().hops(self.influence, self.n, index_of("query", query))
         return layers

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, Tiles, evaluate_pairs
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
+from attnspec.layout.orders import NATURAL
+from attnspec.layout.tile_layout import StepLayout, step_layout
+from attnspec.layout.tiling import Tiling, TooFine
 from attnspec.limits import LIMITS
 
 
@@ -52,56 +54,32 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> B
     """
     queries = n if m is None else m
     length = max(queries, n)
-    cover = cover_of(relation, length, size)
-    at = np.argwhere(cover != EMPTY)
-    if len(at) * size * size > LIMITS.mask_bytes:
+    rows, layout = tiles_of(relation, length, size)
+    if len(rows) * size * size > LIMITS.mask_bytes:
         raise TooMuch(
-            f"the masks of {len(at):,} blocks of {size} x {size} are more than"
+            f"the masks of {len(rows):,} blocks of {size} x {size} are more than"
             f" {LIMITS.mask_bytes:,} bytes; take smaller blocks"
         )
-    full = cover[at[:, 0], at[:, 1]] == FULL
-    none = np.zeros((0, size, size), bool)
-    mask = np.concatenate([none, *(x for _, x in masks_of(relation, length, size, at))])
-    counts = np.bincount(at[:, 0], minlength=len(cover))[: -(-queries // size)]
-    indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    return BlockRows(n, size, indptr, at[:, 1].astype(np.int32), mask, full, queries)
+    whole = np.ones((1, size, size), bool)
+    mask = np.concatenate([layout.masks, whole])[layout.kinds]
+    q, k = (at[:, None] * size + np.arange(size) < length for at in (rows, layout.keys))
+    mask &= q[:, :, None] & k[:, None]
+    full = mask.sum((1, 2)) == q.sum(1) * k.sum(1)
+    indptr = layout.starts[: 1 - (-queries // size)].astype(np.int32)
+    return BlockRows(n, size, indptr, layout.keys.astype(np.int32), mask, full, queries)
 
 
-def cover_of(relation: Relation, n: int, size: int) -> np.ndarray:
-    """EMPTY, SOME or FULL, exactly, for each block of `size` queries and keys of n positions, uint8
-    [blocks, blocks]; the last ones may be short. Time and memory go with the blocks, and with the
-    pairs of those that no formula decides.
-
-    Raises TooMuch above `LIMITS.blocks_classified`.
-    """
+def tiles_of(relation: Relation, n: int, size: int) -> tuple[np.ndarray, StepLayout]:
+    """The blocks of `size` queries and keys of n positions that hold a pair: their rows, and their
+    columns and masks. Raises TooMuch above `LIMITS.blocks_classified`."""
     count = -(-n // size)
-    if count * count > LIMITS.blocks_classified:
+    try:
+        if count * count > LIMITS.blocks_classified:
+            raise TooFine
+        layout = step_layout(Tiling(relation, n, n, NATURAL, (size, size)))
+    except TooFine:
         raise TooMuch(
-            f"at most {LIMITS.blocks_classified:,} pairs of blocks are classified, got"
-            f" {count:,} x {count:,}: take larger blocks"
-        )
-    if n == 0:
-        return np.zeros((0, 0), np.uint8)
-    first = np.arange(count) * size
-    ends = np.minimum(first + size, n)
-    tiles = Tiles(first[:, None], ends[:, None]), Tiles(first[None], ends[None])
-    found = np.array(np.broadcast_to(relation.cover(*tiles, n), (count, count)))
-    for at, masks in masks_of(relation, n, size, np.argwhere(found == SOME)):
-        counts, every = masks.sum((1, 2)), (ends - first)[at].prod(1)
-        decided = np.where(counts == 0, EMPTY, np.where(counts == every, FULL, SOME))
-        found[at[:, 0], at[:, 1]] = decided
-    return found
-
-
-def masks_of(
-    relation: Relation, n: int, size: int, blocks: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The pairs of some blocks, int [m, 2], a few at a time: their numbers, and bool
-    [some, size, size], False beyond the last position."""
-    step = max(1, LIMITS.pairs_at_once // (size * size))
-    for first in range(0, len(blocks), step):
-        at = blocks[first : first + step]
-        q, k = (at[:, axis, None] * size + np.arange(size) for axis in (0, 1))
-        q, k = q[:, :, None], k[:, None, :]
-        mask = evaluate_pairs(relation, np.minimum(q, n - 1), np.minimum(k, n - 1), n)
-        yield at, mask & (q < n) & (k < n)
+            f"at most {LIMITS.blocks_classified:,} blocks are computed, got {count:,} x {count:,}:"
+            " take larger blocks"
+        ) from None
+    return np.repeat(np.arange(count), np.diff(layout.starts)), layout

@@ -17,18 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnspec.compile.exports.block_rows import cover_of, masks_of
+from attnspec.compile.exports.block_rows import tiles_of
 from attnspec.compile.standalone.graphs import mask_text
 from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import inputs_read
-from attnspec.graphs.relation import FULL, SOME, Relation
+from attnspec.graphs.relation import chosen_text
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
 from attnspec.ir.program import Crossing, Program, inputs_of, leaves
 from attnspec.ir.scalars import Apply, Symbol, symbols
+from attnspec.layout.tables import FULL_TILE
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
@@ -74,10 +76,10 @@ class FlexMask:
         """
         if self.n is not None:
             return self._mod(self._sides(self.n, self.m))
-        if self._source is None or self._reads_length:
+        if self._mask_text is None or _reads_length(self.program, self._mask_text):
             length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
-                f"the pairs of `{self.program.name}` depend on n: `to_flex{length}` says of which"
+                f"the pairs of `{self.program.name}` depend on n: write `to_flex{length}`"
             )
         # a length that every position of the inputs has, or the longest of the language
         lengths = [tensor.shape[1] for tensor in self.inputs.values() if tensor.dim() == 2]
@@ -93,20 +95,18 @@ class FlexMask:
         """
         first = self.program.attends[0]
         if first.normalize != "softmax":
-            raise self._no_score_mod(f"`normalize {first.normalize}` is not a softmax")
+            raise self._no_score_mod(f"it takes a softmax, not `normalize {first.normalize}`")
         if any(score.name == "bias" for score in first.scores):
-            raise self._no_score_mod("the table of `score bias()` is learned by a module")
+            raise self._no_score_mod("the table of `score bias()` belongs to a module")
         made = self._weighing["score_mod_of"]
         if not first.scores:
             return None
         asked = {name for value in numbers_in(first) for name in symbols(value)}
         if self.n is None and asked & {"n", QUERIES}:
-            raise ValueError(
-                f"the scores of `{self.program.name}` depend on n: `to_flex(n)` says of which"
-            )
+            raise ValueError(f"the scores of `{self.program.name}` depend on n: write `to_flex(n)`")
         missing = [x.name for x in self.program.inputs if x.name not in self.inputs]
         if missing:
-            raise self._no_score_mod(f"they read the inputs {', '.join(missing)}: pass `inputs=`")
+            raise self._no_score_mod(f"`inputs=` must have {', '.join(missing)}")
         sides = Crossing(1, 1) if self.n is None else self._sides(self.n, self.m)
         q, k = (
             torch.empty(1, self.heads, count, 0, device=self.device)
@@ -125,36 +125,27 @@ class FlexMask:
         given."""
         scale = self.program.attends[0].scale
         if self.n is None and isinstance(scale, Symbol | Apply) and "n" in symbols(scale):
-            raise ValueError(
-                f"the scale of `{self.program.name}` depends on n: `to_flex(n)` says of which"
-            )
+            raise ValueError(f"the scale of `{self.program.name}` depends on n: write `to_flex(n)`")
         return float(self._weighing["scale_of"](size, self.n, self.layer))
 
     @cached_property
     def _weighing(self) -> dict[str, Any]:
         """The functions that change scores."""
         try:
-            return self._executed(score_text(self.program))
+            return _executed(self.program, score_text(self.program))
         except StandaloneError as error:
             raise self._no_score_mod(str(error)) from None
 
     @cached_property
-    def _source(self) -> dict[str, Any] | None:
+    def _mask_text(self) -> Text | None:
         """The functions that say the mask; None where no formula does."""
         try:
-            return self._executed(mask_text(self.program))
+            return mask_text(self.program)
         except StandaloneError:
             return None
 
-    def _executed(self, text: Text) -> dict[str, Any]:
-        """The names of the file of some functions."""
-        file = text.file(self.program, tuple(text.functions))
-        space: dict[str, Any] = {}
-        exec(compile(file, f"mask of {self.program.name}", "exec"), space)
-        return space
-
     def _no_score_mod(self, why: str) -> AttnSpecError:
-        return AttnSpecError(f"the scores of `{self.program.name}` have no function: {why}")
+        return AttnSpecError(f"FlexAttention cannot compute `{self.program.name}`: {why}")
 
     def block_mask(self, n: int | None = None, m: int | None = None) -> BlockMask:
         """The BlockMask at n positions, of m queries and n keys where they are two sequences, with
@@ -167,24 +158,27 @@ class FlexMask:
 
         length = n if n is not None else self.n or self.program.fixed_length
         if length is None:
-            raise ValueError("a BlockMask is of one length: `block_mask(n)`")
+            raise ValueError("a BlockMask has one length: write `block_mask(n)`")
         sides = self._sides(length_of(length), self.m if m is None else m)
-        some, every = np.zeros((2, *self._blocks(sides)), bool)
-        for sample, head, relation in self._relations(sides):
-            cover = cover_of(relation, sides.length, BLOCK)[: some.shape[2], : some.shape[3]]
+        both = np.zeros((2, *self._blocks(sides)), bool)
+        for sample, head, rows, layout in self._tiles(sides):
             # a short block is not FULL for those who look at all of its places
-            for side, edge in ((sides.queries, cover[-1:]), (sides.keys, cover[:, -1:])):
-                edge[(edge == FULL) & (side % BLOCK > 0)] = SOME
-            some[sample, head], every[sample, head] = cover == SOME, cover == FULL
-        lists = [part.to(self.device) for blocks in (some, every) for part in _listed(blocks)]
+            full = (layout.kinds == FULL_TILE) & ((rows + 1) * BLOCK <= sides.length)
+            both[full.astype(int), sample, head, rows, layout.keys] = True
+        # of each row of blocks how many columns it has, and which, ascending, before the others
+        order = np.argsort(~both, axis=-1, kind="stable").astype(np.int32)
+        counts, columns = (
+            torch.from_numpy(x).to(self.device) for x in (both.sum(-1, dtype=np.int32), order)
+        )
+        lengths = sides.queries, sides.keys
         return BlockMask.from_kv_blocks(
-            lists[0],
-            lists[1],
-            lists[2],
-            lists[3],
+            counts[0],
+            columns[0],
+            counts[1],
+            columns[1],
             BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=self._mod(sides),
-            seq_lengths=(sides.queries, sides.keys),
+            seq_lengths=lengths,
         )
 
     def _blocks(self, sides: Crossing) -> tuple[int, int, int, int]:
@@ -197,40 +191,30 @@ class FlexMask:
         program, length = crossed(self.program, n, m)
         return program.crossing or Crossing(length, length)
 
-    def _relations(self, sides: Crossing) -> Iterator[tuple[int, int, Relation]]:
-        """The relation of each sample and head."""
+    def _tiles(self, sides: Crossing) -> Iterator[tuple[int, int, np.ndarray, StepLayout]]:
+        """The blocks of each sample and head that hold a pair."""
         program = replace(self.program, crossing=sides) if self.program.cross else self.program
         for sample in range(self._blocks(sides)[0]):
             arrays = {name: tensor[sample].cpu().numpy() for name, tensor in self.inputs.items()}
             stack = Stack(program, arrays)
             for head in range(self.heads):
-                yield sample, head, stack.relation(sides.length, self.layer, head)
-
-    @cached_property
-    def _reads_length(self) -> bool:
-        """Whether the formula asks for n or m, or a pattern is another one at another length."""
-        graphs = (attend.graph for attend in self.program.attends if attend.graph)
-        if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
-            return True
-        statements = mask_text(self.program).functions["mask"].partition('."""')[2]
-        return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
+                relation = stack.relation(sides.length, self.layer, head)
+                yield sample, head, *tiles_of(relation, sides.length, BLOCK)
 
     def _mod(self, sides: Crossing) -> Mod:
         batch, heads, down, along = self._blocks(sides)
-        if self._source is not None:
+        if self._mask_text is not None:
+            made = _executed(self.program, self._mask_text)["mask_mod_of"]
             size = batch, heads, sides.queries, sides.keys
-            made = self._source["mask_mod_of"](self.layer, size, self.device, dict(self.inputs))
-            return cast(Mod, made)
+            return cast(Mod, made(self.layer, size, self.device, dict(self.inputs)))
         # no formula says the pairs: they are looked up, block by block
         masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
-        numbers, count = np.zeros((batch, heads, down, along), np.int64), len(masks)
-        for sample, head, relation in self._relations(sides):
-            cover = cover_of(relation, sides.length, BLOCK)[:down, :along]
-            numbers[sample, head][cover == FULL] = 1
-            for at, some in masks_of(relation, sides.length, BLOCK, np.argwhere(cover == SOME)):
-                numbers[sample, head, at[:, 0], at[:, 1]] = count + np.arange(len(at))
-                masks.append(some)
-                count += len(at)
+        numbers, count = np.zeros((batch, heads, down, along), np.int64), 2
+        for sample, head, rows, layout in self._tiles(sides):
+            kinds = np.where(layout.kinds == FULL_TILE, 1, count + layout.kinds)
+            numbers[sample, head, rows, layout.keys] = kinds
+            masks.append(layout.masks)
+            count += len(layout.masks)
         table = torch.from_numpy(np.concatenate(masks)).to(self.device)
         number = torch.from_numpy(numbers).to(self.device)
 
@@ -238,6 +222,22 @@ class FlexMask:
             return table[number[b, h, q // BLOCK, k // BLOCK], q % BLOCK, k % BLOCK]
 
         return mask_mod
+
+
+def _executed(program: Program, text: Text) -> dict[str, Any]:
+    """The names of the file of some functions."""
+    space: dict[str, Any] = {}
+    exec(compile(text.file(program, tuple(text.functions)), program.name, "exec"), space)
+    return space
+
+
+def _reads_length(program: Program, text: Text) -> bool:
+    """Whether the formula asks for n or m, or a pattern is another one at another length."""
+    graphs = (attend.graph for attend in program.attends if attend.graph)
+    if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
+        return True
+    statements = text.functions["mask"].partition('."""')[2]
+    return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
 
 
 def flex_mask(
@@ -254,15 +254,15 @@ def flex_mask(
     Raises SpecError where they are not known before run time, AttnSpecError for a missing input.
     """
     if m is not None and n is None:
-        raise ValueError(f"m queries read a number of keys, got m = {m} alone: `to_flex(n, m=m)`")
+        raise ValueError(f"m = {m} needs n, the number of keys: write `to_flex(n, m={m})`")
     single = _of_layer(program, layer)
     declared = {entry.name for entry in program.inputs}
     kinds = {entry.name: entry.kind for entry in single.inputs}
     needed = {x for each in single.attends if each.graph for x in inputs_of(each.graph)}
     if not needed <= (inputs or {}).keys() <= declared:
         raise AttnSpecError(
-            f"`{program.name}` needs its inputs {', '.join(sorted(needed)) or 'none'}, got"
-            f" {', '.join(sorted(inputs or {})) or 'none'}"
+            f"`inputs` must be those of `{program.name}`: {', '.join(sorted(needed)) or 'none'},"
+            f" got {', '.join(sorted(inputs or {})) or 'none'}"
         )
     tensors = {
         name: _batched(name, kinds[name], value).to(device)
@@ -301,7 +301,9 @@ def _of_layer(program: Program, layer: int) -> Program:
     kept = [*dict.fromkeys(row)]
     attends = tuple(program.attends[index] for index in kept)
     if any(attend.graph is None or attend.mechanism is not None for attend in attends):
-        raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
+        raise AttnSpecError(
+            f"layer {layer} of `{program.name}` has a mechanism and no mask: compile the spec"
+        )
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
     read |= {
         name for attend in attends for value in numbers_in(attend) for name in inputs_read(value)
@@ -315,14 +317,7 @@ def _of_layer(program: Program, layer: int) -> Program:
     )
     for leaf in decided_leaves(found):
         raise AttnSpecError(
-            f"the pairs of `{leaf.pattern}` in `{program.name}` are decided by the tensors of a"
-            " call; `module.pairs(q, k)` gives them"
+            f"`{program.name}` has no mask before a call: {chosen_text(leaf.pattern)}; call"
+            " `module.pairs(q, k)`"
         )
     return found
-
-
-def _listed(held: np.ndarray) -> tuple[Tensor, Tensor]:
-    """How many columns each row of blocks has, int32 [B, H, rows], and which, ascending, with the
-    others behind them, int32 [B, H, rows, columns]."""
-    order = np.argsort(~held, axis=-1, kind="stable").astype(np.int32)
-    return torch.from_numpy(held.sum(-1, dtype=np.int32)), torch.from_numpy(order)

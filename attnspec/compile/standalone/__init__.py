@@ -6,18 +6,26 @@ is ordinary source of `attnspec.compile.standalone.sources`, taken over as it st
 
 from __future__ import annotations
 
+from typing import Any
+
+from attnspec.backends.factored.definitions import TEXTS, settings_of
 from attnspec.compile.standalone.formulas import LEAST
 from attnspec.compile.standalone.graphs import graph_text
-from attnspec.compile.standalone.mechanisms import mechanism_text
-from attnspec.compile.standalone.page import StandaloneError
+from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.compile.standalone.scores import numbers_in
+from attnspec.graphs.bind import Situation
+from attnspec.graphs.relation import chosen_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Program, leaves, scalars_of
-from attnspec.ir.scalars import Scalar, parts_of, symbols
+from attnspec.ir.scalars import Apply, Scalar, Symbol, parts_of, symbols
 from attnspec.lower.lower import decided_leaves, numbers_of
+from attnspec.lower.mechanism_sizes import bind_mechanism, learned_parts
 
 __all__ = ["StandaloneError", "standalone_module"]
+
+STARTS = {"zeros": ("constant", 0.0), "ones": ("constant", 1.0)}
+"""How a part starts, and by which number, where it says so in one word."""
 
 
 def standalone_module(program: Program, class_name: str) -> str:
@@ -25,50 +33,49 @@ def standalone_module(program: Program, class_name: str) -> str:
     refusal, graphs = _refusal(program), all(each.mechanism is None for each in program.attends)
     try:
         for leaf in decided_leaves(program):
-            raise StandaloneError(f"queries and keys decide which pairs `{leaf.pattern}` has")
-        text = graph_text(program) if graphs else mechanism_text(program)
+            raise StandaloneError(chosen_text(leaf.pattern))
+        text = graph_text(program) if graphs else _mechanism_text(program)
         text.settings["REFUSED"] = bool(refusal)
         text.names.update({"Attention": class_name, "exportable(k)": refusal})
         roots = ("mask", "mask_mod_of", "attend", "Attention") if graphs else ("Attention",)
         return text.file(program, roots)
     except StandaloneError as error:
         raise StandaloneError(
-            f"`{program.name}` cannot be said in a short file that stands alone: {error};"
-            " compile it without --standalone"
+            f"`{program.name}` cannot be compiled with --standalone: {error}; compile it without"
         ) from None
 
 
 def _refusal(program: Program) -> str:
     """The statement that refuses a trace of torch.export before torch does, with the reason; none
     where one program serves every length."""
-    unless, refused = " and isinstance(k.shape[2], torch.SymInt)", "a dynamic length"
+    unless, refused = " and isinstance(k.shape[2], torch.SymInt)", " with a dynamic length"
     tables = {leaf.pattern for each in program.attends if each.graph for leaf in leaves(each.graph)}
     if tables & {"random", "random_blocks"}:
-        why, unless, refused = "its pairs are drawn", "", "this file"
+        why, unless, refused = "its pairs are drawn at random", "", ""
     elif "expander" in tables:
-        why = "its pairs are drawn"
+        why = "its pairs are drawn at random"
     elif any(each.mechanism and MECHANISMS[each.mechanism.name].drawn for each in program.attends):
-        why, unless = "its features are drawn", " and not torch.compiler.is_dynamo_compiling()"
-        refused = "this file with `strict=False`"
+        why, refused = "its features are drawn at random", " with `strict=False`"
+        unless = " and not torch.compiler.is_dynamo_compiling()"
     elif any(each.mechanism for each in program.attends) and program.causal:
-        why = "its mechanism goes by pieces of keys"
+        why = "its mechanism is computed in chunks"
     elif any("n" in symbols(numbers_of(each).get("scale", 0)) for each in program.attends):
-        why = "its scale reads n"
+        why = "its scale depends on n"
     elif any(
         _reads_root(scalar)
         for each in program.attends
         if each.graph
         for _, _, scalar in scalars_of(each.graph)
     ):
-        why = "its mask reads a root or logarithm of n"
+        why = "its mask takes a root or logarithm of n"
     elif any(_reads_root(value) for each in program.attends for value in numbers_in(each)):
-        why = "its scores read a root or logarithm of n"
+        why = "its scores take a root or logarithm of n"
     else:
         return ""
     return f'''\
 if torch.compiler.is_exporting(){unless}:
-            why = "{why}: without --standalone it is one operator"
-            raise ValueError(f"torch.export cannot take {refused}, since {{why}}")'''
+            why = "{why}; compile it without --standalone"
+            raise ValueError(f"this file cannot be exported{refused}: {{why}}")'''
 
 
 def _reads_root(scalar: Scalar) -> bool:
@@ -79,3 +86,37 @@ def _reads_root(scalar: Scalar) -> bool:
         and {*part.symbols} <= {"n", QUERIES, "layer"}
         for part in parts_of(scalar)
     )
+
+
+def _mechanism_text(program: Program) -> Text:
+    """The settings of a file whose heads have one mechanism, linear in n where that is. Raises
+    StandaloneError for what cannot be said."""
+    attend = program.attends[0]
+    if len(program.attends) > 1:
+        raise StandaloneError("its heads or layers have different mechanisms")
+    if attend.mechanism is None or attend.graph is not None:
+        raise StandaloneError("it adds a mechanism to a graph")
+    if any(isinstance(value, Symbol | Apply) for _, value in attend.mechanism.arguments):
+        raise StandaloneError("the arguments of its mechanism depend on n, the layer or the head")
+    if isinstance(attend.scale, Symbol | Apply):
+        raise StandaloneError("its scale depends on n, the layer or the head")
+    layers, heads = program.layers or 1, program.heads or 1
+    at = Situation(1, {}, layers=layers, heads=program.heads)
+    declared: Any = bind_mechanism(attend.mechanism, at)
+    if getattr(declared, "redraw", 0):
+        raise StandaloneError("`redraw` draws its features anew in training")
+    parts = {}
+    for (_, part), name in learned_parts(program).items():
+        shape = 1 if part.layers else layers, 1 if part.heads else heads, *part.shape
+        parts[name] = (shape, *STARTS.get(part.start, (part.start, part.by)))
+    chosen, names = settings_of(declared, program.causal, attend.scale)
+    if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
+        raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
+    settings = {
+        **{"INPUTS": {}, "PAIRS": False},
+        **chosen,
+        "PARTS": parts,
+        "SIZED": any(isinstance(x, str) for shape, _, _ in parts.values() for x in shape),
+        "DRAWN": any(start != "constant" for _, start, _ in parts.values()),
+    }
+    return Text({}, settings, names, tuple(text.__name__ for text in TEXTS))

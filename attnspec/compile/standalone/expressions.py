@@ -1,20 +1,20 @@
 """Expressions as text: what formulas give that are asked with these for operands.
 
-`holds(q, k, n)` of a relation is written with operators alone. Asked with expressions in place of
-positions it answers with an expression, the formula as Python; what is known of the ranges of
-numbers decides comparisons at once, so that what is always true is not written down.
+A predicate is computed with operators. Asked with expressions in place of positions it answers with
+an expression, the formula as Python; what is known of the ranges of numbers decides comparisons at
+once, so that what is always true is not written down.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from textwrap import wrap
 from typing import Any, TypeAlias
 
-from attnspec.compile.standalone.lifting import WIDTH
+from attnspec.compile.emit import WIDTH
 from attnspec.ir.intervals import bounds
 from attnspec.ir.scalars import NEGATED, Apply
 
@@ -34,10 +34,6 @@ Operand: TypeAlias = Any
 """An expression, or a number or truth value of Python."""
 
 
-class UndecidedError(Exception):
-    """A formula wants to know of an expression whether it is true."""
-
-
 def _operator(op: str, turned: bool = False) -> Callable[[Expression, Operand], Operand]:
     return lambda a, b: joined(op, b, a) if turned else joined(op, a, b)
 
@@ -48,9 +44,7 @@ class Expression:
 
     `kind` is "int", "real", "score" or "bool", or "number" for what an input says, which a call
     makes whole or real and may be no number at all; `tensor` is empty for a number of Python, and
-    of a tensor the method by which it becomes one of reals. `low` and `high` bound its values; a
-    position is `below` the name of a length. `opposite` is what it denies, `difference` are its two
-    sides where it is one.
+    of a tensor the method by which it becomes one of reals. `low` and `high` bound its values.
     """
 
     text: str
@@ -58,15 +52,9 @@ class Expression:
     tensor: str = ""
     low: float = -_OPEN
     high: float = _OPEN
-    below: str = ""
     level: int = ATOM
-    opposite: Expression | None = None
-    difference: tuple[Operand, ...] = ()
 
     __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        raise UndecidedError(self.text)
 
     __add__, __radd__ = _operator("+"), _operator("+", turned=True)
     __sub__, __rsub__ = _operator("-"), _operator("-", turned=True)
@@ -82,8 +70,6 @@ class Expression:
     __or__, __ror__ = _operator("|"), _operator("|")
 
     def __neg__(self) -> Operand:
-        if self.difference:
-            return joined("-", *reversed(self.difference))
         if self.kind == "bool":
             return -counted(self)
         text, ends = f"-{_within(self, SIGN)}", ends_of("neg", self)
@@ -95,15 +81,8 @@ class Expression:
 
     def __xor__(self, other: Operand) -> Operand:
         """Other than `True` is not asked for: it is how formulas say `not`."""
-        if self.opposite is not None:
-            return self.opposite
         sign, level = ("~", SIGN) if self.tensor else ("not ", 0)
-        text = f"{sign}{_within(self, level)}"
-        return Expression(text, "bool", self.tensor, level=level, opposite=self)
-
-    def __getitem__(self, index: tuple[object, Operand]) -> Expression:
-        """Of an input [B, n], the entry of each sample at a position."""
-        return Expression(f"{self.text}[b, {flat(index[1])}]", self.kind, self.tensor)
+        return Expression(f"{sign}{_within(self, level)}", "bool", self.tensor, level=level)
 
 
 def joined(op: str, a: Operand, b: Operand) -> Operand:
@@ -115,9 +94,10 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
                 return other if other is (op == "|") else one
         kind = "bool"
     elif op in NEGATED:
-        verdict = _verdict(op, a, b)
-        if verdict is not None:
-            return verdict
+        low, high = ends_of(op, a, b)
+        # what is not a number compares false, whatever its bounds
+        if low == high and not {"number", "score"} & {kind_of(a), kind_of(b)}:
+            return bool(high)
         a, b, _ = alike(a, b)
         kind = "bool"
     else:
@@ -141,8 +121,7 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
             f"({each.text})" if isinstance(each, Expression) and each.level == 2 else text
             for each, text in ((a, first), (b, second))
         )
-    text, sides = f"{first} {op} {second}", (a, b) if op == "-" else ()
-    return Expression(text, kind, tensor_of(a, b), *ends, level=level, difference=sides)
+    return Expression(f"{first} {op} {second}", kind, tensor_of(a, b), *ends, level=level)
 
 
 _NEUTRAL = {"+": 0, "-": 0, "*": 1, "//": 1}
@@ -209,43 +188,6 @@ def _is(operand: Operand, number: int | None) -> bool:
     return not isinstance(operand, Expression) and operand == number
 
 
-def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
-    """What a comparison gives whatever its operands are, None where that is not known."""
-    if {"number", "score"} & {kind_of(a), kind_of(b)}:
-        # what is not a number compares false, whatever its bounds
-        return None
-    low, high = _difference(a, b)
-    always, sometimes = ends_of(op, Expression("", low=low, high=high), 0)
-    return bool(sometimes) if always == sometimes else None
-
-
-def _difference(a: Operand, b: Operand) -> tuple[float, float]:
-    """The least and greatest number that a - b may be."""
-    (left, more), (right, less) = _offset(a), _offset(b)
-    if left == right:
-        return more - less, more - less
-    low, high = ends_of("-", a, b)
-    return max(low, 1) if _is_below(b, a) else low, min(high, -1) if _is_below(a, b) else high
-
-
-def _is_below(position: Operand, length: Operand) -> bool:
-    """Whether one is a position of a sequence of that length, or of one that is no longer."""
-    if not isinstance(position, Expression) or not isinstance(length, Expression):
-        return False
-    longer = re.fullmatch(r"max\((\w+), (\w+)\)", length.text)
-    return bool(position.below) and position.below in (longer.groups() if longer else [length.text])
-
-
-def _offset(operand: Operand) -> tuple[str, int]:
-    """The text of an operand as another one, and a number that is added to it."""
-    if isinstance(operand, Expression) and operand.level == 3:
-        match = re.fullmatch(r"(.*) ([+-]) (-?\d+)", operand.text)
-        if match:
-            number = int(match[3])
-            return match[1], number if match[2] == "+" else -number
-    return flat(operand), 0
-
-
 # --- text ----------------------------------------------------------------------------------------
 
 
@@ -260,6 +202,22 @@ def _within(operand: Operand, level: int) -> str:
     text = flat(operand)
     own = operand.level if isinstance(operand, Expression) else SIGN if text[0] == "-" else ATOM
     return text if own >= level else f"({text})"
+
+
+def closure(
+    head: str, doc: str, before: Sequence[str], inner: str, statements: Sequence[str]
+) -> str:
+    """The text of a function that returns an inner one."""
+    found = [f"def {head}:", f'    """{doc}"""', *(x for each in before for x in broken(each, 4))]
+    found += ["", f"    def {inner}:", *(x for each in statements for x in broken(each, 8))]
+    return "\n".join([*found, "", f"    return {inner.partition('(')[0]}"])
+
+
+def broken(statement: str, indent: int) -> list[str]:
+    """A statement, its expression on several lines where it is too long for one."""
+    head = re.match(r"return |[\w(),* ]+ = |", statement)
+    first = head[0] if head else ""
+    return lines(statement.removeprefix(first), first, indent)
 
 
 def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:

@@ -1,23 +1,22 @@
-"""Graphs as formulas of q, k and n: relations of expressions, asked whether they hold.
+"""Graphs as formulas of q, k and n: terms by their predicates, and scalars of expressions.
 
-A term is bound as always, with sizes that depend on n, layer or head as expressions. Patterns that
-look numbers up, which no operator does, say here what is written in their place.
+Sizes that depend on n, layer or head are expressions. Patterns that look numbers up, which no
+operator does, say here what is written in their place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import reduce
-from operator import mul
-from typing import Any, cast
+from dataclasses import fields, replace
+from functools import partial, reduce
+from operator import and_, mul, or_
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attnspec.compile.standalone.expressions import (
     Expression,
     Operand,
-    UndecidedError,
     alike,
     call,
     counted,
@@ -29,59 +28,24 @@ from attnspec.compile.standalone.expressions import (
     tensor_of,
 )
 from attnspec.compile.standalone.page import Page, StandaloneError
-from attnspec.graphs.bind import Situation, bind, bind_attended
+from attnspec.graphs.bind import Situation, bind
 from attnspec.graphs.counter_rng import EXPANDER, RANDOM, RANDOM_BLOCKS
-from attnspec.graphs.grid import AXES, Grid
-from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
+from attnspec.graphs.forms.prelude import predicate_of_leaf
+from attnspec.graphs.grid import Grid
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.predicates.inputs import (
-    exact_up_to,
-    inputs_read,
-    reading,
-    real_remainder,
-)
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.predicates.inputs import exact_up_to, real_remainder
+from attnspec.graphs.token_sets import member
 from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter, RelationError
-from attnspec.ir.program import Crossing, Term
+from attnspec.ir.program import InputRef, Leaf, Term, TokenCompound, TokenTerm
 from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, Symbol, fold, symbols
 
 
-@dataclass(frozen=True)
-class Written(Situation):
-    """Where a term stands whose sizes are written down, not computed."""
+class Side(NamedTuple):
+    """The query or the key of a pair, and how many positions its sequence has."""
 
-    page: Page = field(kw_only=True, compare=False)
-
-    @property
-    def apart(self) -> Crossing | None:
-        return self.crossing
-
-    @property
-    def values(self) -> dict[str, int | float | bool | np.ndarray]:
-        return {key: each for key, each in super().values.items() if key in ("layers", "heads")}
-
-    def value(self, scalar: Scalar, name: str) -> object:
-        folded = fold(scalar, self.values)
-        if not isinstance(folded, Symbol | Apply):
-            return folded
-        return self.page.size(name, said(folded, {}, self.page))
-
-    def fault(self, parameter: Parameter, name: str, value: object) -> str | None:
-        if not isinstance(value, Expression):
-            return super().fault(parameter, name, value)
-        if (
-            parameter.odd
-            or parameter.even
-            or (parameter.kind == "integer") != (value.kind == "int")
-        ):
-            raise StandaloneError(f"`{name}` depends on n")
-        least = -LARGEST if parameter.least is None else parameter.least
-        most = LARGEST if parameter.most is None else parameter.most
-        if value.low < least or value.high > most:
-            self.page.require(name, value, parameter)
-        return None
+    at: Operand
+    length: Expression
 
 
 def formula_of(term: Term, page: Page) -> Expression:
@@ -89,106 +53,172 @@ def formula_of(term: Term, page: Page) -> Expression:
 
     Raises StandaloneError for what cannot be written down.
     """
-    program = page.program
-    at = Written(
-        n=cast(int, page.n),
-        patterns={**BY_NAME, **_patterns(page)},
-        layer=cast(int, Expression("layer")),
-        head=cast(int, Expression("head")),
-        layers=program.layers or 1,
-        heads=program.heads,
-        causal=program.causal,
-        extra_tokens=program.extra_tokens,
-        inputs=page.data(),
-        page=page,
-        crossing=Crossing(cast(int, page.m), cast(int, page.n)) if program.cross else None,
-    )
-    q, k = page.position("q"), page.position("k")
-    # one that both sequences have room in
-    length = call("max", page.m, page.n, low=1) if program.cross else page.n
-    try:
-        extents = tuple(at.value(extent, "an extent") for extent in program.grid or ())
-        if any(isinstance(extent, Expression) for extent in extents):
-            raise StandaloneError("the extents of its grid depend on n")
-        at = replace(at, grid=cast(tuple[int, ...], extents))
-        bound = bind(term, at) if program.cross else bind_attended(term, at)
-        formula: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
-    except UndecidedError as error:
-        raise StandaloneError(f"a size must be known before n is: {error}") from None
-    if tensor_of(formula):
-        return cast(Expression, formula)
+    q, k = Side(page.position("q"), page.m), Side(page.position("k"), page.n)
+    formula = _formula(term, page, q, k)
+    if page.program.causal:
+        formula = formula & (k.at <= q.at)
+    if isinstance(formula, Expression) and formula.tensor:
+        return formula
     if formula is False:
         return Expression("q != q", "bool", page.reals, level=0)
-    return cast(Expression, Expression("q == q", "bool", page.reals, level=0) & formula)
+    every = Expression("q == q", "bool", page.reals, level=0)
+    return joined("&", every, formula)  # type: ignore[no-any-return]
 
 
-def _written(relation: Relation, patterns: Mapping[str, type[Relation]]) -> Relation:
-    """The same with predicates that patterns made themselves as those that take expressions."""
-    if type(relation) is Where:
-        arguments = {entry.name: getattr(relation, entry.name) for entry in fields(Where)}
-        return patterns[Where.name](**arguments)
-    if isinstance(relation, Union | Intersection):
-        return replace(relation, terms=tuple(_written(term, patterns) for term in relation.terms))
-    if isinstance(relation, Complement | Transpose | Shift):
-        return replace(relation, term=_written(relation.term, patterns))
-    return relation
+def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
+    """Whether a pair, whose positions may have been moved or exchanged, is one of a term."""
+    if isinstance(term, Leaf):
+        return _leaf(term, page, q, k)
+    if term.op == "transpose":
+        return _formula(term.terms[0], page, k, q)
+    if term.op == "shift":
+        by = _size("by", term.by or 0, Parameter("integer", ""), page)
+        if isinstance(by, Expression):
+            raise StandaloneError(f"a size depends on n, so `{flat(by)} > 0` is not known")
+        if by >= 0:
+            inside = (q.at >= by) & (k.at >= by)
+            # positions outside are moved inside, where `inside` drops the answer
+            moved = [Side(call(".clamp_min", x.at - by, 0, low=0), x.length) for x in (q, k)]
+        else:
+            inside = (q.at < q.length + by) & (k.at < k.length + by)
+            moved = [
+                Side(call(".clamp_max", x.at - by, x.length - 1, low=0), x.length) for x in (q, k)
+            ]
+        return inside & _formula(term.terms[0], page, *moved)
+    first, *others = (_formula(each, page, q, k) for each in term.terms)
+    return _joined(term.op, [first, *others])
 
 
-# --- patterns that look numbers up ---------------------------------------------------------------
+def _joined(op: str, parts: Sequence[Operand]) -> Operand:
+    """`| & - ~` of truth values."""
+    first, *others = parts
+    if op == "~":
+        return first ^ True
+    if op == "-":
+        return reduce(and_, (other ^ True for other in others), first)
+    return reduce(or_ if op == "|" else and_, parts)
 
 
-def _patterns(page: Page) -> Mapping[str, type[Relation]]:
-    """The patterns whose `holds` takes no expressions, as others that do."""
+def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
+    given: dict[str, Any] = dict(leaf.arguments)
+    pattern, sides = BY_NAME[leaf.pattern], {"q": q, "k": k}
+    if "tokens" in given:
+        return reduce(or_, [_tokens(given["tokens"], page, sides[side]) for side in pattern.sides])
+    for entry in fields(pattern):  # type: ignore[arg-type]
+        parameter = entry.metadata["parameter"]
+        if parameter.kind != "predicate" and isinstance(given.get(entry.name), Symbol | Apply):
+            given[entry.name] = _size(entry.name, given[entry.name], parameter, page)
+    if leaf.pattern in FORMULAS and not isinstance(given.get("length"), int | Expression):
+        return FORMULAS[leaf.pattern](given, page, q, k)
+    # sizes are named in the predicate as no symbol of the language is
+    sizes = {f".{name}": x for name, x in given.items() if isinstance(x, Expression)}
+    named = ((name, Symbol(f".{name}") if f".{name}" in sizes else given[name]) for name in given)
+    predicate = predicate_of_leaf(replace(leaf, arguments=tuple(named)), limited=False)
+    if predicate is None:
+        at = Situation(1, BY_NAME, grid=_numbers("extents of its grid", page.program.grid, page))
+        at = replace(at, extra_tokens=page.program.extra_tokens)
+        box = ((name, _numbers(f"{name} of a box", x, page)) for name, x in given.items())
+        return bind(replace(leaf, arguments=tuple(box)), at).holds(q.at, k.at, 1)
+    return said(fold(predicate, {}), {"q": q.at, "k": k.at, **sizes}, page)
 
-    def listed(pattern: Any, q: Operand, k: Operand, purpose: int, *drawn: Operand) -> Operand:
-        """Whether k is among what `drawn`, a function and its sizes, draws for q."""
-        function, *sizes = drawn
-        place = Expression(f"({purpose}, {flat(pattern.layer)}, {flat(pattern.head)})")
-        causal = (True,) * getattr(pattern, "causal", False)
-        table = page.table(function, *sizes, pattern.seed, place, *causal)
-        return call("listed", table, Expression("h", tensor=page.reals), q, k, kind="bool")
 
-    def blocks(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
-        drawn = "distinct", -(-n // self.size), self.blocks
-        return listed(self, q // self.size, k // self.size, RANDOM_BLOCKS, *drawn)
+def _tokens(term: TokenTerm, page: Page, side: Side) -> Operand:
+    """Whether a position is one of a set of tokens."""
+    if isinstance(term, InputRef):
+        return page.read(term, side.at)
+    if isinstance(term, TokenCompound):
+        return _joined(term.op, [_tokens(each, page, side) for each in term.terms])
+    names = {"every": ("step", "offset")}.get(term.kind, ("count",) * len(term.values))
+    values = []
+    for name, value in zip(names, term.values, strict=True):
+        values.append(_size(name, value, Parameter("integer", "", least=int(name == "step")), page))
+    if term.kind == "last":
+        return side.at >= side.length - values[0]
+    return said(fold(member(term.kind, values, side.at), {}), {}, page)
 
-    def where(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
-        values, allowed = {"q": q, "k": k}, cast(Operand, True)
-        for side, position in tuple(values.items()):
-            # the coordinates that a predicate asks for, and which pairs of them there are
-            if any(text.startswith(f"{side}.") for text in symbols(self.predicate)):
-                grid = Grid(self.extents, self.extra_tokens)
-                allowed = allowed & grid.inside(position)
-                axes = zip(AXES[len(self.extents)], grid.coordinates(position), strict=True)
-                values.update({f"{side}.{axis}": at for axis, at in axes})
-        read = inputs_read(self.predicate)
-        for name, data in zip(read, getattr(self, "inputs", ()), strict=True):
-            values[reading(name, "").name] = data.values
-            for side in "qk":
-                values[reading(name, side).name] = data.values[..., values[side]]
-            _ask(self.predicate, name, page)
-        formula = said(self.predicate, values, page)
-        if not read:
-            page.most = min(page.most, _most(self.predicate, values, page))
-        return formula & allowed
 
-    patterns: dict[str, Callable[..., Operand]] = {
-        "powers": lambda self, q, k, n: call("is_power", abs(q - k), self.base, n, kind="bool"),
-        "random": lambda self, q, k, n: listed(self, q, k, RANDOM, "distinct", n, self.keys),
-        "random_blocks": blocks,
-        "expander": lambda self, q, k, n: listed(self, q, k, EXPANDER, "cycles", n, self.degree),
-        "where": where,
-        "where_inputs": where,
-    }
-    return {
-        name: type(name, (BY_NAME[name],), {"holds": holds}) for name, holds in patterns.items()
-    }
+def _where(given: Mapping[str, Any], page: Page, q: Side, k: Side) -> Operand:
+    """Whether a predicate holds, of positions that are cells where it asks for coordinates."""
+    predicate, allowed = fold(given["predicate"], page.known), True
+    values = {"q": q.at, "k": k.at}
+    for side, position in tuple(values.items()):
+        if any(text.startswith(f"{side}.") for text in symbols(predicate)):
+            extents = _numbers("extents of its grid", page.program.grid, page)
+            grid = Grid(extents, page.program.extra_tokens)
+            allowed = allowed & grid.inside(position)
+            axes = zip(grid.axes, grid.coordinates(position), strict=True)
+            values.update({f"{side}.{axis}": at for axis, at in axes})
+    for entry in given.get("inputs", ()):
+        values |= page.readings(entry, q.at, k.at)
+        _ask(predicate, entry.name, page)
+    formula = said(predicate, values, page)
+    if "inputs" not in given:
+        page.most = min(page.most, _most(predicate, values, page))
+    return formula & allowed
+
+
+def _drawn(
+    drawing: str, purpose: int, count: str, given: Mapping[str, Any], page: Page, q: Side, k: Side
+) -> Operand:
+    """Whether k is among what a function draws for q under a purpose, so many as an argument says,
+    each of a block where there is a size."""
+    row, key, keys, size = q.at, k.at, page.n, given.get("size")
+    if size is not None:
+        row, key, keys = row // size, key // size, -(-keys // size)
+    place = "layer, head" if given.get("per_head", True) else "0, 0"
+    causal = (True,) * (page.program.causal and drawing == "distinct")
+    drawn = given[count], given.get("seed", 0), Expression(f"({purpose}, {place})"), *causal
+    head = Expression("h", tensor=page.reals)
+    return call("listed", page.table(drawing, keys, *drawn), head, row, key, kind="bool")
+
+
+FORMULAS: Mapping[str, Callable[[Mapping[str, Any], Page, Side, Side], Operand]] = {
+    "powers": lambda given, page, q, k: call(
+        "is_power", abs(q.at - k.at), given.get("base", 2), kind="bool"
+    ),
+    "random": partial(_drawn, "distinct", RANDOM, "keys"),
+    "random_blocks": partial(_drawn, "distinct", RANDOM_BLOCKS, "blocks"),
+    "expander": partial(_drawn, "cycles", EXPANDER, "degree"),
+    "same": lambda given, page, q, k: (
+        page.read(given["ids"], q.at) == page.read(given["ids"], k.at)
+    ),
+    "prefix": lambda given, page, q, k: k.at < page.read(given["length"]),
+    "where": _where,
+    "where_inputs": _where,
+}
+"""Patterns that have no line in the prelude, or none where an input stands for a size."""
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def _size(name: str, value: object, parameter: Parameter, page: Page) -> Operand:
+    """A size, named and checked where it is no number yet."""
+    size = fold(value, page.known)  # type: ignore[arg-type]
+    if not isinstance(size, Symbol | Apply):
+        return size
+    shown = page.size(name, said(size, {}, page))
+    if isinstance(shown, Expression):
+        other = (parameter.kind == "integer") != (shown.kind == "int")
+        if other or parameter.odd or parameter.even:
+            raise StandaloneError(f"`{name}` depends on n")
+        least = -LARGEST if parameter.least is None else parameter.least
+        if shown.low < least or shown.high > (parameter.most or LARGEST):
+            page.require(name, shown, parameter)
+    return shown
+
+
+def _numbers(what: str, values: Any, page: Page) -> tuple[int, ...]:
+    """Extents that are numbers whatever n is."""
+    extents = tuple(fold(each, page.known) for each in values or ())
+    if any(isinstance(each, Symbol | Apply) for each in extents):
+        raise StandaloneError(f"the {what} depend on n")
+    return extents  # type: ignore[return-value]
 
 
 def _ask(predicate: Scalar, read: str, page: Page) -> None:
     """Notes what a predicate needs an input to be, so that its numbers are exact."""
     if real_remainder(predicate, ()) is not None:
-        raise StandaloneError(f"what it makes of `{read}` is real, and `//` and `%` divide it")
+        raise StandaloneError(f"`//` or `%` divides a real number made from `{read}`")
     most, whole = page.numbers.get(read, (None, False))
     try:
         room = exact_up_to(predicate, int(page.n.high))
@@ -201,13 +231,13 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
 
 def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     """The longest sequence, MOST or a power of two, of which every number of a predicate fits."""
-    read = {name: said(Symbol(name), values, page) for name in symbols(predicate)}
-    ranges = {name: bounds(value, {}) for name, value in read.items()}
+    read = symbols(predicate)
+    ranges = {name: bounds(said(Symbol(name), values, page), {}) for name in read}
     most = int(page.n.high)
     while reach_of(predicate, ranges) > LARGEST:
         most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
         if most < 2 or page.program.fixed_length is not None:
-            raise StandaloneError("numbers of its predicate do not fit in 64 bits")
+            raise StandaloneError("integers in its `where` do not fit in 64 bits")
         ranges = {
             key: ends if key in ("layer", "head") else (ends[0], np.minimum(ends[1], most))
             for key, ends in ranges.items()
@@ -226,8 +256,7 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         return scalar
     if values and not any(text in values for text in symbols(scalar)):
         # of a predicate, or a score, what is the same for all pairs
-        operand = said(scalar, {}, page)
-        return page.size("size", operand) if isinstance(operand, Expression) else operand
+        return page.size("size", said(scalar, {}, page))
     args = tuple(said(arg, values, page) for arg in scalar.args)
     found = _applied(scalar.op, args, page)
     if kind_of(found) == "bool" or not isinstance(found, Expression):
@@ -243,7 +272,7 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
             low, high = ends_of("max", args[1])
             # of scores IEEE says what a division by 0 gives
             if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
-                raise StandaloneError(f"{flat(args[1])}, which divides, may be 0")
+                raise StandaloneError(f"the divisor `{flat(args[1])}` may be 0")
             return joined(op, *args)
         case "min" | "max":
             return reduce(lambda a, b: _extreme(op, a, b), args)
@@ -278,11 +307,11 @@ def _power(x: Operand, power: Operand, page: Page) -> Operand:
         # as it is computed elsewhere, to the last bit
         return reduce(mul, [x] * power) if power else x * 0 + 1
     if not (constant or page.scores) and tensor_of(x, power):
-        raise StandaloneError("a power of positions has an exponent that is not a number")
+        raise StandaloneError("the exponent of a power of positions is not a fixed number")
     whole = kind_of(x) == "int" and kind_of(power) == "int"
     if whole and ends_of("max", power)[0] < 0:
         if not tensor_of(x, power):
-            raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
+            raise StandaloneError(f"the exponent `{flat(power)}` may be negative")
         x, power, whole = real(x), real(power), False
     return replace(joined("**", x, power), kind="int" if whole else "real")
 
@@ -292,7 +321,7 @@ def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     low, high = ends_of("max", index)
     inside = low >= 0 and high < len(items)
     if not (inside or (page.scores and tensor_of(index))):
-        raise StandaloneError(f"a list of {len(items)} is read at {flat(index)}")
+        raise StandaloneError(f"the index `{flat(index)}` may be outside a list of {len(items)}")
     listed = Expression(f"({', '.join(map(flat, items))}{',' * (len(items) == 1)})")
     kind = "real" if "real" in map(kind_of, items) else "int"
     if not tensor_of(index):
@@ -329,7 +358,7 @@ def _function(op: str, x: Operand, page: Page) -> Operand:
     """Roots, logarithms and what else makes reals, with the values that the language gives them."""
     least = ends_of("max", x)[0]
     if least < LEAST.get(op, least) and not (page.scores and tensor_of(x)):
-        raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")
+        raise StandaloneError(f"`{op}({flat(x)})` may have no value")
     if not tensor_of(x):
         if op != "isqrt":
             return call(f"math.{op}", x, kind="real")
@@ -339,4 +368,4 @@ def _function(op: str, x: Operand, page: Page) -> Operand:
         return call("isqrt", x)
     if op == "sqrt" or page.scores:
         return call(f"torch.{op}", real(counted(x)), kind="score" if page.scores else "real")
-    raise StandaloneError(f"`{op}` of positions differs in its last bits from machine to machine")
+    raise StandaloneError(f"the last bits of `{op}` of positions differ between machines")

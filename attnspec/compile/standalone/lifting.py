@@ -14,8 +14,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from types import CodeType
 
-WIDTH = 100
-"""The longest line."""
+from attnspec.compile.emit import constant
 
 IMPORTS = """\
 import math
@@ -69,21 +68,6 @@ def file_of(
         imports += [f"{before}{word}{', '.join(used)}"] if used or not word else []
     sections = ["\n".join(constants), *texts.values()]
     return "\n".join(imports).strip("\n") + "\n\n" + "\n\n\n".join(sections) + "\n"
-
-
-def constant(name: str, value: object) -> str:
-    """A constant on one line, or as many entries on a line as fit."""
-    one = f"{name} = {value!r}".replace("'", '"')
-    if len(one) <= WIDTH or not isinstance(value, tuple | dict):
-        return one
-    first, last, entries = "(", ")", [repr(each) for each in value]
-    if isinstance(value, dict):
-        first, last, entries = "{", "}", [f"{key!r}: {x!r}" for key, x in value.items()]
-    rows = ["   "]
-    for entry in entries:
-        rows += ["   "] if len(rows[-1]) + len(entry) + 2 > WIDTH else []
-        rows[-1] += f" {entry},"
-    return "\n".join([f"{name} = {first}", *rows, last]).replace("'", '"')
 
 
 @cache

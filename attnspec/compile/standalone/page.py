@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
-from attnspec.compile.standalone.expressions import ATOM, Expression, call
+from attnspec.compile.standalone.expressions import ATOM, Expression, Operand, call, flat
 from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.sources import graph, module
-from attnspec.graphs.predicates.inputs import COUNTED
-from attnspec.graphs.token_sets import Data
+from attnspec.graphs.predicates.inputs import COUNTED, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Input, Program
+from attnspec.ir.program import Input, InputRef, Program
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import pair_inputs
 from attnspec.text.diagnostics import AttnSpecError
@@ -51,7 +51,9 @@ class Text:
         """The file of some functions, and of all that they call."""
         settings: dict[str, object] = {
             **{"HEADS": program.heads, "LAYERS": program.layers},
-            "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
+            "INPUTS": {
+                x.name: (x.kind.replace("tokens", "bool"), x.at_most) for x in program.inputs
+            },
             **{"SLOTS": program.slots, "CROSS": program.cross},
             "PAIRS": bool(pair_inputs(program)),
             **self.settings,
@@ -101,9 +103,15 @@ class Page:
         """The number of queries."""
         return Expression(QUERIES, low=1, high=LIMITS.length) if self.program.cross else self.n
 
+    @property
+    def known(self) -> dict[str, int]:
+        """The symbols whose values the program says."""
+        known = {"layers": self.program.layers or 1, "heads": self.program.heads}
+        return {name: count for name, count in known.items() if count is not None}
+
     def position(self, side: str) -> Expression:
         length = self.m if side == "q" else self.n
-        return Expression(side, tensor=self.reals, below=length.text, low=0, high=length.high - 1)
+        return Expression(side, tensor=self.reals, low=0, high=length.high - 1)
 
     def symbol(self, text: str) -> Expression:
         """What stands for n, for the layer, a number, and for the head, a tensor."""
@@ -114,9 +122,9 @@ class Page:
         count = (self.program.layers if text == "layer" else self.program.heads) or COUNTED
         return Expression(shown, tensor=self.reals * (text == "head"), low=0, high=count - 1)
 
-    def size(self, hint: str, value: Expression) -> Expression:
+    def size(self, hint: str, value: Operand) -> Operand:
         """A name for a size, unless it is as short as one."""
-        if len(value.text) <= SHORT:
+        if not isinstance(value, Expression) or len(value.text) <= SHORT:
             return value
         shown = self._named(self.sizes, hint, value.text)
         return replace(value, text=shown, level=ATOM)
@@ -168,18 +176,25 @@ class Page:
         named[shown] = text
         return shown
 
-    def data(self) -> dict[str, Data]:
-        """What stands for the run-time inputs."""
-        data = {}
-        for entry in self.inputs:
-            if entry.kind not in KINDS:
-                raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")
-            text = argument_of(entry) + "[b]" * (entry.kind == "length")
-            data[entry.name] = Data(Expression(text, KINDS[entry.kind], tensor=self.reals))
-        return data
+    def read(self, entry: Input | InputRef, at: Operand | None = None) -> Expression:
+        """What an input says at a position; of a kind `length` the one number of a sample."""
+        if entry.kind not in KINDS:
+            raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")
+        index = "b" if at is None else f"b, {flat(at)}"
+        low = 0 if entry.kind == "length" else -math.inf
+        return Expression(f"{argument_of(entry)}[{index}]", KINDS[entry.kind], self.reals, low)
+
+    def readings(self, entry: Input | InputRef, q: Operand, k: Operand) -> dict[str, Operand]:
+        """What the symbols of an input stand for in predicates and scores."""
+        if entry.kind == "pairs":
+            row = "q" if self.program.cross else "row"
+            text = f"{argument_of(entry)}[b, h, {row}, k]"
+            return {pair_reading(entry.name).name: Expression(text, "score", self.reals)}
+        sides = {"": None} if entry.kind == "length" else {"q": q, "k": k}
+        return {reading(entry.name, side).name: self.read(entry, at) for side, at in sides.items()}
 
 
-def argument_of(entry: Input) -> str:
+def argument_of(entry: Input | InputRef) -> str:
     """What an input is called in a mask: by its name, unless that stands for something else."""
     taken = entry.name in RESERVED or entry.name.startswith("bias_")
     taken = taken or keyword.iskeyword(entry.name)

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
+from attnspec.compile.standalone.expressions import Expression, Operand, call, closure, tensor_of
 from attnspec.compile.standalone.formulas import said
 from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of
-from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, reading
+from attnspec.graphs.predicates.inputs import READ, inputs_read
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import EXPRESSION, Attend, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
@@ -27,9 +27,13 @@ def score_text(program: Program) -> Text:
     """
     attend = program.attends[0]
     if any(replace(other, graph=attend.graph) != attend for other in program.attends):
-        raise StandaloneError("its heads or layers weigh their scores in different ways")
+        raise StandaloneError("its heads or layers differ in `scale`, `score` or `normalize`")
     page, tables = Page(program, program.inputs, REALS), bias_tables(program)
-    values: dict[str, Operand] = _values(program, page)
+    q, k = page.position("q"), page.position("k")
+    values: dict[str, Operand] = {SCORE: Expression("score", "score", REALS), "q": q, "k": k}
+    for entry in program.inputs:
+        if entry.kind in (*READ, "length", "pairs"):
+            values |= page.readings(entry, q, k)
     before: list[str] = []
     statements: list[str] = []
     read: dict[str, None] = {}
@@ -37,7 +41,7 @@ def score_text(program: Program) -> Text:
     settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
     adds, finite = attend.normalize == "softmax", True
     for place, score in enumerate(attend.scores):
-        known, value = len(page.sizes), _expression(score, program)
+        known, value = len(page.sizes), _expression(score, page)
         read |= dict.fromkeys(inputs_read(value))
         if score.name == "alibi":
             values["slope"] = _slope(score, program, page)
@@ -67,29 +71,11 @@ def numbers_in(attend: Attend) -> list[Scalar]:
     return [value for score in attend.scores for _, value in score.arguments]
 
 
-def _expression(score: Score, program: Program) -> Scalar:
+def _expression(score: Score, page: Page) -> Scalar:
     """What a score becomes, as an expression of the score and the pair."""
     arguments: dict[str, Any] = dict(score.arguments)
     value = arguments["value"] if score.name == EXPRESSION else fold(NAMED[score.name], arguments)
-    known = {"layers": program.layers or 1, "heads": program.heads}
-    return fold(value, {name: count for name, count in known.items() if count is not None})
-
-
-def _values(program: Program, page: Page) -> dict[str, Operand]:
-    """What stands for the score, positions and inputs."""
-    found = {SCORE: Expression("score", "score", REALS), "q": page.position("q")}
-    found["k"] = page.position("k")
-    row = "q" if program.cross else "row"
-    for entry in program.inputs:
-        name, kind = argument_of(entry), "int" if entry.kind == "ids" else "number"
-        for side in "qk" if entry.kind in READ else "":
-            found[reading(entry.name, side).name] = Expression(f"{name}[b, {side}]", kind, REALS)
-        if entry.kind == "length":
-            found[reading(entry.name, "").name] = Expression(f"{name}[b]", "int", REALS, low=0)
-        if entry.kind == "pairs":
-            shown = Expression(f"{name}[b, h, {row}, k]", "score", REALS)
-            found[pair_reading(entry.name).name] = shown
-    return found
+    return fold(value, page.known)
 
 
 def _slope(score: Score, program: Program, page: Page) -> Expression:
@@ -141,24 +127,9 @@ def _score_mod(program: Program, before: list[str], statements: list[str]) -> st
         rows = "m" if program.cross else "n_q"
         rows = f"{rows}, n = q.shape[2], k.shape[2]"
         before = [rows if re.search(r"\b(n_q|m)\b", inner) else "n = k.shape[2]", *before]
-    return "\n".join(
-        [
-            "def score_mod_of(q, k, layer, x, learned):",
-            '    """What changes the score of query q and key k in head h."""',
-            *(line for each in before for line in _assigned(each, 4)),
-            "",
-            "    def score_mod(score, b, h, q, k):",
-            *(line for each in statements for line in _assigned(each, 8)),
-            "        return score",
-            "",
-            "    return score_mod",
-        ]
-    )
-
-
-def _assigned(statement: str, indent: int) -> list[str]:
-    name, _, value = statement.partition(" = ")
-    return lines(value, f"{name} = ", indent)
+    doc = "What changes the score of query q and key k in head h."
+    head, inner = "score_mod_of(q, k, layer, x, learned)", "score_mod(score, b, h, q, k)"
+    return closure(head, doc, before, inner, [*statements, "return score"])
 
 
 def _buckets(program: Program, score: Score) -> tuple[object, object]:
@@ -174,11 +145,11 @@ def _scale(program: Program) -> str:
     scale, text = program.attends[0].scale, "1 / math.sqrt(size)"
     if isinstance(scale, Symbol | Apply):
         if QUERIES in symbols(scale):
-            raise StandaloneError("its scores are weighed by the number of queries")
+            raise StandaloneError("its scale depends on the number of queries")
         page = Page(program)
         text = said(scale, {}, page).text
         if "h" in page.symbols:
-            raise StandaloneError("its scores are weighed by the number of the head")
+            raise StandaloneError("its scale depends on the head")
     elif scale is not None:
         text = repr(float(scale))
     return f'''\

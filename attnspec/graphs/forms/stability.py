@@ -194,16 +194,16 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
 
 def _sized(text: str, size: Scalar) -> Fault:
     shown = written_scalar(size)
-    return Fault(text, "has a size that reads n", f"write a number in place of `{shown}`")
+    return Fault(text, "has a size that depends on n", f"write a number in place of `{shown}`")
 
 
 def _last(text: str, tokens: Tokens) -> Fault:
     count = written_scalar(tokens.values[0])
     return Fault(
         text,
-        f"reads `last({count})`, other tokens at every length",
-        "`window(before = …, after = 0)` reads the latest keys, `first(…)` or an input of kind"
-        " `tokens` names the same ones at every length",
+        f"reads `last({count})`, which are others as the sequence grows",
+        "write `window(before = …, after = 0)` for the latest keys, `first(…)` or an input of kind"
+        " `tokens` for keys that stay the same",
     )
 
 
@@ -242,7 +242,7 @@ def counting_queries(program: Program, layer: int, heads: int) -> Fault | None:
         for leaf in () if graph is None else leaves(graph):
             bound = bound_choice(program, leaf, FAR, layer, head)
             if bound is not None and bound.counts_queries:
-                mend = "let keys be queries, or give the buckets as an input"
+                mend = "leave `share_qk = false` out, or pass the buckets as an input"
                 return Fault(written_leaf(leaf), bound.counts_queries, mend)
     return None
 
@@ -260,15 +260,9 @@ def changing_weights(attend: Attend) -> Fault | None:
 
 def must_be_stable(name: str, fault: Fault) -> str:
     """The reason where an attention would go on from the positions before and contradict them."""
-    return (
-        f"`{name}` must have the same row q at every n > q, or going on gives other rows than the"
-        f" whole sequence, but {fault}"
-    )
+    return f"decoding `{name}` step by step would give other results than one call: {fault}"
 
 
 def must_be_steady(name: str, fault: Fault) -> str:
     """The reason where a padded sample is another than alone."""
-    return (
-        f"`{name}` reads other pairs at another length, so that a padded sample gets other rows"
-        f" than alone: {fault}"
-    )
+    return f"a padded sample of `{name}` would get other results than without padding: {fault}"

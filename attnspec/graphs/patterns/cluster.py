@@ -38,7 +38,7 @@ class Cluster(DataDependent):
     count: int | None = argument(
         "integer", "clusters; isqrt(n) where not given", default=None, least=1
     )
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
     assign: str = argument(
         "choice",
         "how tokens find their cluster",
@@ -60,7 +60,8 @@ class Cluster(DataDependent):
     def __post_init__(self) -> None:
         if self.assign == "balanced" and self.of == "q":
             raise RelationError(
-                "`of = q` gives every query one cluster, which `assign = balanced` does not"
+                "`of = q` gives a query one cluster, `assign = balanced` several or none: leave"
+                " one out"
             )
         if self.assign == "balanced" and self.count is None:
             raise RelationError("`assign = balanced` keeps its centroids and needs a `count`")
@@ -119,7 +120,7 @@ class Cluster(DataDependent):
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         if arguments.get("of") == "q":
-            return "with `of = q` is the attention of means of queries"
+            return "with `of = q` gives all queries of a cluster one result"
         return ""
 
     @classmethod

@@ -35,7 +35,7 @@ class Lsh(DataDependent):
     chunk: int = argument(
         "integer", "positions in a chunk of the sorted order", default=64, least=1
     )
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
     scale: str = argument(
         "choice",
         "what q . k is multiplied with: 1 / sqrt(d), or 1",
@@ -81,7 +81,7 @@ class Lsh(DataDependent):
     def __post_init__(self) -> None:
         if self.cut == "bucket" and not self.bucket_mask:
             raise RelationError(
-                "`cut = bucket` reads single buckets, and `bucket_mask = false` beyond them"
+                "`cut = bucket` reads one bucket, `bucket_mask = false` others too: leave one out"
             )
         if self.hash == "hyperplanes" and self.given is None:
             if self.buckets is None or self.buckets & (self.buckets - 1):
@@ -115,7 +115,7 @@ class Lsh(DataDependent):
         if self.cut == "bucket":
             if self.causal or not self.share_qk or n < 2:
                 return None
-            why = "it reads itself only where it has no other key, a later one too"
+            why = "a query reads itself only where it has no other key, earlier or later"
             return Ahead(0, 1, why)
         why = "later tokens move the borders of the chunks"
         reach = self.look * self.chunk
@@ -142,7 +142,7 @@ class Lsh(DataDependent):
     def doubt(self, n: int) -> str:
         read, size = (self.look + 1) * self.chunk, n / self.buckets_at(n)
         if self.given is None and self.bucket_mask and size > read * self.rounds:
-            return f"has buckets of {size:,.0f} positions, and a query reads {read:,} of one"
+            return f"has buckets of {size:,.0f} positions and reads {read:,} of one: ask for more"
         return ""
 
     def most_keys(self, n: int) -> int:

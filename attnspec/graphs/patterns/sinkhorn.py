@@ -28,7 +28,7 @@ class Sinkhorn(DataDependent):
     size: int = argument("integer", "positions in a block", least=1)
     iterations: int = argument("integer", "normalisations of rows and columns", default=7, least=1)
     temperature: float = argument(
-        "real", "divides the logits before they are normalised", default=0.75, least=0
+        "real", "divides the logits before they are normalised", default=0.75, above=0
     )
     max_blocks: int = argument(
         "integer", "blocks that the learned matrix is for", default=64, least=1
@@ -42,17 +42,13 @@ class Sinkhorn(DataDependent):
     one_sequence: ClassVar = "matches blocks of one sequence with each other"
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise RelationError(f"`temperature` must be above 0, got {self.temperature}")
         if self.cut is not None and self.causal:
             raise RelationError(
-                "`cut` lets every query read the blocks of the first rows, later keys among them:"
-                " it has no meaning under `causal`"
+                "`cut` lets every query read later keys, and the spec is `causal`: leave one out"
             )
         if self.cut is not None and self.cut > self.max_blocks:
             raise RelationError(
-                f"`cut` takes rows of the matrix, and `max_blocks` is {self.max_blocks},"
-                f" got {self.cut}"
+                f"`cut` must be at most `max_blocks`, which is {self.max_blocks}, got {self.cut}"
             )
 
     @property
@@ -70,7 +66,7 @@ class Sinkhorn(DataDependent):
     def ahead(self, n: int) -> Ahead | None:
         if self.causal or n <= self.size:
             return None
-        why = "blocks are matched by the sums of all of them"
+        why = "all blocks are matched together, by sums over whole blocks"
         query = self.size if self.cut is None else 0
         return Ahead(query, query + 1, why) if query + 1 < n else None
 

@@ -24,6 +24,7 @@ from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.program import InputRef
 from attnspec.ir.scalars import Apply, Scalar
 from attnspec.limits import LIMITS
+from attnspec.text.diagnostics import count_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class TopK(DataDependent):
     keys: int | None = argument("integer", "keys of each choice", default=None, least=1)
     blocks: int | None = argument("integer", "key blocks of each choice", default=None, least=1)
     mass: float | None = argument(
-        "real", "softmax mass that the blocks have together at least", default=None
+        "real", "softmax mass that the blocks have together at least", default=None, above=0
     )
     above: float | None = argument("real", "what scores must be above", default=None)
     size: int | None = argument(
@@ -76,28 +77,23 @@ class TopK(DataDependent):
     def __post_init__(self) -> None:
         if self.keys is not None and self.size not in (None, 1):
             raise RelationError(f"`keys` counts single keys: `size` must be 1, got {self.size}")
-        if self.mass is not None and not self.mass > 0:
-            raise RelationError(f"`mass` must be above 0, got {self.mass:g}")
         if self.score == "dot" and self.block > 1:
             raise RelationError(
-                f"`score = dot` is of single keys, and blocks have {self.block}: say which of"
-                " mean, max, bound, mass"
+                f"`score = dot` scores single keys, and blocks have {self.block}: write `score ="
+                " mean`, `max`, `bound` or `mass`"
             )
         if isinstance(self.score, Data) and self.score.size != self.block:
             raise RelationError(
-                f"`score` is an input about blocks of {self.score.size} positions, and `topk` has"
+                f"`score` is an input for blocks of {self.score.size} positions, and `topk` has"
                 f" blocks of {self.block}"
             )
 
     @classmethod
     def not_across(cls, given: Mapping[str, object]) -> str:
         if isinstance(given.get("score"), InputRef):
-            return "takes scores that an input has for blocks of queries, and inputs are the keys'"
+            return "takes scores from an input, and inputs have values for keys alone"
         if (given.get("queries") or given.get("size") or 1) != 1:
-            return (
-                "chooses for blocks of queries, which lie among the keys of one sequence: say"
-                " `queries = 1`"
-            )
+            return "chooses for blocks of positions that are queries and keys: write `queries = 1`"
         return ""
 
     @property
@@ -134,7 +130,7 @@ class TopK(DataDependent):
                 # each key is examined by itself
                 return None
             crowded = -(-n // self.block) > most or self.above is not None
-            why = "later keys compete with the earlier ones, its scope is not `causal`"
+            why = "later keys compete with earlier ones, as its scope is not `causal`"
             return Ahead(0, 1, why) if crowded and n > 1 else None
         if m == 1:
             return None
@@ -151,7 +147,7 @@ class TopK(DataDependent):
             first = min(rows[(0 < left) & (left < rows // self.block)].tolist(), default=n)
         else:
             first = self._row_with(most + 1)
-        why = f"{m:,} queries choose together, by the mean of all of them"
+        why = f"{m:,} queries share one choice, by their mean"
         return Ahead(first, first + 1, why) if first + 1 < n else None
 
     def _row_with(self, candidates: int) -> int:
@@ -192,7 +188,7 @@ class TopK(DataDependent):
     def doubt(self, n: int) -> str:
         most, forced = self.blocks or 0, self.forced(n)
         if 0 < most <= forced and most * self.block < n:
-            return f"keeps {most:,} of the blocks, and as many are forced: none is left to choose"
+            return f"keeps {count_of(most, 'block')} and forces as many: ask for more"
         return ""
 
     def most_keys(self, n: int) -> int:

@@ -104,8 +104,8 @@ class WhereInputs(OfPredicate):
         if op is not None:
             names = ", ".join(f"`{name}`" for name in sorted(real or self._read))
             raise RelationError(
-                f"`{op}` divides whole numbers, and what {names} says there is real: write"
-                " `floor(…)` around it, or hand in whole numbers"
+                f"`{op}` divides integers, and the values of {names} are real: write `floor(…)`"
+                " around them, or pass integers"
             )
 
     def _require_exact(self, n: int) -> None:

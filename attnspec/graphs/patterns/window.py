@@ -48,6 +48,6 @@ class Window(Toeplitz):
     @classmethod
     def readings(cls, size: int) -> tuple[str, ...]:
         return (
-            f"`window(radius = {size})` keeps {2 * size + 1} keys on both sides",
-            f"`window(before = {size - 1}, after = 0)` keeps the last {size}",
+            f"`window(radius = {size})` keeps {size} keys on each side, {2 * size + 1} in all",
+            f"`window(before = {size - 1}, after = 0)` keeps {size}, none after the query",
         )

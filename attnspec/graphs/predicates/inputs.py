@@ -141,12 +141,12 @@ def require_exact(
     zero = _zero_divisor(predicate, ends, real)
     if zero is not None:
         made = ", ".join(f"`{name}`" for name in inputs_read(zero) or sorted({*symbols(zero)}))
-        of = f"a whole number, of {made}, which may be 0 at n = {n}" if made else "0"
-        raise RelationError(f"`where` divides by {of}: keep it away from 0, `max(…, 1)`")
+        of = f"an integer made from {made}, which may be 0 at n = {n}" if made else "0"
+        raise RelationError(f"`where` divides by {of}: write `max(…, 1)` around it")
     if _computed(predicate, ends, real) > LARGEST:
         raise RelationError(
-            f"`where` computes with {names}, and what comes of it may be above 2**62, where whole"
-            " numbers are not exact: hand in smaller ones, or reals"
+            f"`where` computes with {names}, and the result may be above 2**62, where integers are"
+            " not exact: pass smaller ones, or a floating type"
         )
 
 

@@ -48,4 +48,4 @@ class Linear(MechanismDeclaration):
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         none = arguments.get("normalize") == "none"
-        return "with `normalize = none` has no denominator to share" if none else ""
+        return "with `normalize = none` does not divide by a sum of weights" if none else ""

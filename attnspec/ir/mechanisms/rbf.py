@@ -20,9 +20,9 @@ from attnspec.ir.parameters import RelationError, argument
 class Rbf(MechanismDeclaration):
     """Attention whose weights fall with the distance of query and key."""
 
-    sigma: float = argument("real", "width of the kernel, above 0", default=1.0, least=0)
+    sigma: float = argument("real", "width of the kernel", default=1.0, above=0)
     features: int = argument("integer", "random features", default=256, least=1)
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**64 - 1)
+    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
 
     name: ClassVar = "rbf"
     causal: ClassVar = True
@@ -42,10 +42,8 @@ class Rbf(MechanismDeclaration):
         return self.features
 
     def __post_init__(self) -> None:
-        if self.sigma <= 0:
-            raise RelationError(f"`sigma` must be above 0, got {self.sigma}")
         if self.sigma < 2.0**-62:
             raise RelationError(
-                f"`sigma` must be at least 2**-62, got {self.sigma:g}: float32 does not hold what"
-                " is divided by its square"
+                f"`sigma` must be at least 2**-62, got {self.sigma:g}: float32 does not hold 1 /"
+                " sigma**2"
             )

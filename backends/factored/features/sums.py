@@ -7,9 +7,9 @@ comes through a state.
     y_i = sum over j <= i of exp(t_j - r_i) (f_i . g_j) w_j
 
 for features f of queries and g of keys, rows w of values, behind each of them a 1, and frames t, r.
-Some chunks make a block, whose chunks are computed at once: f [B, K, S, R c, m], g [B, K, S, c, m]
-and w [B, K, S, c, e] for B samples, K key heads, S chunks of c positions and the R query heads of a
-key head as more rows. A state [B, K, m, e] holds the sums over all keys before a block, in the
+Some chunks make a block, whose chunks are computed at once: f [N, S, R c, m], g [N, S, c, m] and
+w [N, S, c, e] for N key heads, those of all samples, S chunks of c positions and the R query heads
+of a key head as more rows. A state [N, e, m] holds the sums over all keys before a block, in the
 frame of the last of them. The weight of a key depends on no later key, bit by bit: a frame r_i is a
 maximum over j <= i. Autograd keeps the features of a block where they are few; else it computes the
 block again, so that memory stays that of some tensors like q.
@@ -17,34 +17,42 @@ block again, so that memory stays that of some tensors like q.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.common.merging import LOWEST
-from attnspec.backends.common.torch_modes import Function, derivatives, is_transformed, unseen
-from attnspec.backends.factored.features.maps import FeatureMap, Features, Tables
-from attnspec.backends.factored.features.quotients import Quotient
-from attnspec.backends.tables.blocks import scratch
+from attnspec.backends.common.torch_modes import (
+    Function,
+    derivatives,
+    gradients_of,
+    is_transformed,
+    unseen,
+)
+from attnspec.backends.factored.features.maps import Features, Summing, Tables
 from attnspec.ir.mechanisms.declaration import WIDE
 from attnspec.limits import LIMITS
 
-Sums: TypeAlias = "tuple[Tensor, Tensor, Tensor | None]"
-"""What sums are worth [B, K, R, n_q, d_v], the sums of their weights [B, K, R, n_q] and the frames
-of these [B, K, R, n_q], constants, if there are any."""
+Weighed: TypeAlias = "tuple[Tensor, Tensor | None]"
+"""Sums of values by their weights [N, R, n_q, e], that of the weights last where they are divided,
+which stand for exp(log) times as much, log [N, R, n_q], a constant, if there is one."""
 
-Frame: TypeAlias = "tuple[Tensor | None, int, tuple[str, ...]]"
-"""Padding, the number of frames of a gate, and the names of the tables."""
+Frames: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
+"""t [N, S, c] and r [N, S, c] of a block, r not falling and t_j <= r_i for all j <= i, counted from
+the states [N, S] before each chunk, which come next; and the frame [N] of the state after all.
+Their type may be wider than that of the sums: differences are rounded, not what they are of."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What is summed: q [B, K, R, n_q, d], k [B, K, n_k, d], v [B, K, n_k, d_v], `padding` bool
-    [B, n_k] or None, and, of a gate, frames of keys and rows [B, K, n_k] in float64."""
+class Given(NamedTuple):
+    """What is summed: q [N, R, n_q, d], k [N, n_k, d], v [N, n_k, d_v], `padding` bool [N, n_k] or
+    None, of a gate frames of keys and rows [N, n_k] in float64, and tables [N, ...]."""
 
     q: Tensor
     k: Tensor
@@ -58,120 +66,67 @@ class Given:
         """The type of sums."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that may be differentiated."""
-        return self.q, self.k, self.v, *self.gate, *self.tables.values()
-
-    @property
-    def frame(self) -> Frame:
-        """All else, for `given_of`."""
-        return self.padding, len(self.gate), tuple(self.tables)
-
-    def gradients(self) -> Given:
-        """Tensors to fill with the gradients of q, k and v, and to add those of others to."""
-        rows = (x.new_empty(x.shape) for x in self.tensors[:3])
-        return given_of(self.frame, (*rows, *(torch.zeros_like(x) for x in self.tensors[3:])))
-
-    def keys(self, sizes: list[int]) -> list[Given]:
-        """The keys in blocks of these sizes, without queries."""
-        real: Sequence[Tensor | None] = [None] * len(sizes)
-        if self.padding is not None:
-            real = torch.split(self.padding, sizes, 1)
-        k, v, *gate = (torch.split(x, sizes, 2) for x in (self.k, self.v, *self.gate))
-        gates = zip(*gate, strict=True) if gate else [()] * len(sizes)
-        none = self.q[:, :, :, :0]
-        return [Given(none, *x, self.tables) for x in zip(k, v, real, gates, strict=True)]
+    def cut(self, queries: list[int], keys: list[int]) -> list[Given]:
+        """So many queries and keys at a time."""
+        real: Any = repeat(None) if self.padding is None else torch.split(self.padding, keys, 1)
+        gates = [torch.split(x, keys, 1) for x in self.gate]
+        sides = (torch.split(x, keys, 1) for x in (self.k, self.v))
+        rows: Any = zip(torch.split(self.q, queries, 2), *sides, real, strict=False)
+        return [
+            Given(q, k, v, mask, tuple(x[at] for x in gates), self.tables)
+            for at, (q, k, v, mask) in enumerate(rows)
+        ]
 
 
-def given_of(frame: Frame, tensors: Sequence[Tensor]) -> Given:
-    """What these tensors are, as `Given.tensors` has them."""
-    (padding, gates, names), (q, k, v, *rest) = frame, tensors
-    tables = dict(zip(names, rest[gates:], strict=True))
-    return Given(q, k, v, padding, tuple(rest[:gates]), tables)
+class State(NamedTuple):
+    """The sums over some keys [N, e, m] in the frame `base` [N], None for 0."""
 
-
-@dataclass(frozen=True)
-class Summing:
-    """How features are summed; `chunk` positions are computed pair by pair, and temporaries have
-    about `block` numbers."""
-
-    map: FeatureMap
-    causal: bool
-    quotient: Quotient
-    chunk: int = LIMITS.feature_chunk
-    block: int = LIMITS.piece
-
-    def wide(self, given: Given) -> bool:
-        """Whether features are so many that a backward pass computes them again."""
-        size = given.q.shape[-1]
-        return self.map.width(size) > WIDE * max(size, given.v.shape[-1])
-
-    def most(self, given: Given) -> int:
-        """How many positions of a single key head make a block."""
-        size = given.q.shape[-1]
-        wide = max(size, given.v.shape[-1], self.map.width(size)) * given.q.shape[2]
-        return self.block // max(1, wide)
+    sums: Tensor
+    base: Tensor | None = None
 
 
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def room_of(how: Summing, given: Given) -> tuple[int, int]:
-    """How many samples and key heads fit a block with all their positions. Long sequences go head
-    by head, so that many positions make a block."""
-    together = max(1, how.most(given) // max(1, given.k.shape[2]))
-    return max(1, together // max(1, given.k.shape[1])), together
+def is_wide(how: Summing, given: Given) -> bool:
+    """Whether features are so many that a backward pass computes them again."""
+    size = given.q.shape[-1]
+    return how.width(size) > WIDE * max(size, given.v.shape[-1])
 
 
-def cut(x: Tensor, room: tuple[int, int]) -> list[Tensor]:
-    """[B, K, …] in parts of so many samples and heads, whose gradients are put together again."""
-    return [part for some in torch.split(x, room[0]) for part in torch.split(some, room[1], 1)]
+def most(how: Summing, given: Given, block: int) -> int:
+    """How many positions of a single key head make a block of so many numbers."""
+    size = given.q.shape[-1]
+    wide = max(size, given.v.shape[-1], how.width(size)) * given.q.shape[1]
+    return block // max(1, wide)
 
 
-def shares(given: Given, room: tuple[int, int]) -> Iterator[Given]:
-    """What is given to each of these parts."""
-    columns = max(1, -(-given.k.shape[1] // room[1]))
-    rows = zip(*(cut(x, room) for x in (given.q, given.k, given.v, *given.gate)), strict=True)
-    tables = {
-        name: [x] * columns if len(x) == 1 else torch.split(x, room[1])
-        for name, x in given.tables.items()
-    }
-    for number, (q, k, v, *gate) in enumerate(rows):
-        row, column = divmod(number, columns)
-        real = given.padding
-        if real is not None:
-            real = real[row * room[0] : (row + 1) * room[0]]
-        mine = {name: parts[column] for name, parts in tables.items()}
-        yield Given(q, k, v, real, tuple(gate), mine)
+def parts(how: Summing, given: Given, *more: Any, block: int | None = None) -> list[Any]:
+    """What is given, and more tensors [N, ...], for as many key heads at a time as fit a block with
+    all their positions. Long sequences go head by head, so that many positions make a block."""
+    room = max(1, most(how, given, block or LIMITS.piece) // max(1, given.k.shape[1]))
+    leaves, tree = tree_flatten((given, *more))
+    some = (repeat(None) if x is None else torch.split(x, room) for x in leaves)
+    return [tree_unflatten(each, tree) for each in zip(*some, strict=False)]
 
 
-def joined(parts: Sequence[Tensor], heads: int) -> Tensor:
-    """The parts [B', K', …] of all samples and so many heads, as `cut` has them, in one tensor."""
-    columns = max(1, -(-heads // max(1, parts[0].shape[1])))
-    rows = [in_line(parts[at : at + columns], 1) for at in range(0, len(parts), columns)]
-    return in_line(rows, 0)
-
-
-def in_line(parts: Sequence[Tensor], axis: int) -> Tensor:
+def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors one after the other along an axis."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
-def blocks_of(how: Summing, given: Given) -> tuple[list[Given], list[Given]]:
+def blocks_of(how: Summing, given: Given) -> list[Given]:
     """Blocks of keys that are summed before any query is examined, without queries; and blocks of
-    queries, with the keys at their positions where sums are causal, else with all."""
-    n_q, n_k = given.q.shape[3], given.k.shape[2]
-    most = max(1, how.most(given) // max(1, given.k.shape[:2].numel()))
-    if not how.causal:
-        rows = torch.split(given.q, _sizes(n_q, most) or [0], 3)
-        return given.keys(_sizes(n_k, most)), [replace(given, q=q) for q in rows]
-    before, whole = _sizes(n_k - n_q, most), n_q // how.chunk * how.chunk
-    sizes = _sizes(whole, max(how.chunk, most // how.chunk * how.chunk))
-    sizes += [n_q - whole] if n_q > whole or not n_q else []
-    keys, rows = given.keys([*before, *sizes]), torch.split(given.q, sizes, 3)
-    behind = [replace(x, q=q) for x, q in zip(keys[len(before) :], rows, strict=True)]
-    return keys[: len(before)], behind
+    queries, with the keys at their positions where sums are causal, else without any."""
+    n_q, n_k, chunk = given.q.shape[2], given.k.shape[1], how.chunk
+    step = max(1, most(how, given, LIMITS.piece) // max(1, len(given.k)))
+    if not how.work.causal:
+        rows, keys = _sizes(n_q, step) or [0], _sizes(n_k, step)
+        return given.cut([0] * len(keys) + rows, keys + [0] * len(rows))
+    before, rest = _sizes(n_k - n_q, step), n_q % chunk
+    behind = _sizes(n_q - rest, max(chunk, step // chunk * chunk))
+    behind += [rest] if rest or not n_q else []
+    return given.cut([0] * len(before) + behind, before + behind)
 
 
 def _sizes(count: int, step: int) -> list[int]:
@@ -182,194 +137,132 @@ def _sizes(count: int, step: int) -> list[int]:
 # --- states and frames ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class State:
-    """The sums over some keys [B, K, m, e] in the frame `base` [B, K], None for 0."""
-
-    sums: Tensor
-    base: Tensor | None = None
-
-
 def no_keys(how: Summing, given: Given) -> State:
     """The sums over no key."""
-    shape = how.map.width(given.k.shape[-1]), given.v.shape[-1] + how.quotient.divides
-    return State(given.k.new_zeros(*given.k.shape[:2], *shape, dtype=given.kind))
-
-
-@dataclass(frozen=True)
-class Frames:
-    """t [B, K, S, c] and r [B, K, S, c] of a block, r not falling and t_j <= r_i for all j <= i,
-    counted from the states `start` [B, K, S] before each chunk; `end` [B, K] is that of the state
-    after all.
-
-    Their type may be wider than that of the sums: differences are rounded, not what they are of.
-    """
-
-    keys: Tensor
-    rows: Tensor
-    start: Tensor
-    end: Tensor
-
-    def entering(self, f: Tensor) -> Tensor:
-        """Rows [B, K, S, R c, …] brought to the frame of the state before their chunk."""
-        factor = torch.exp((-self.rows).to(f.dtype))
-        return f * factor.repeat(1, 1, 1, f.shape[3] // factor.shape[3])[..., None]
-
-    def staying(self, w: Tensor) -> Tensor:
-        """Rows [B, K, S, c, e] as the state after their chunk has them."""
-        return w * torch.exp((self.keys - self.rows[..., -1:].detach()).to(w.dtype))[..., None]
-
-    def fades(self, kind: torch.dtype) -> Tensor:
-        """What the state before a chunk is multiplied with in the one after it [B, K, S, 1, 1]."""
-        return torch.exp((-self.rows[..., -1].detach()).to(kind))[..., None, None]
+    shape = len(given.k), given.v.shape[-1] + how.divides, how.width(given.k.shape[-1])
+    return State(given.k.new_zeros(shape, dtype=given.kind))
 
 
 def frames_of(given: Given, log: Tensor | None, base: Tensor | None, chunk: int) -> Frames | None:
-    """The frames of a block of keys with frames `log` [B, K, n], or those of a gate, whose first
-    state is in the frame `base` [B, K]."""
+    """The frames of a block of keys with frames `log` [N, n], or those of a gate, whose first
+    state is in the frame `base` [N]."""
     if given.gate:
-        keys, rows = (torch.unflatten(x, 2, (-1, chunk)) for x in given.gate)
-        first = torch.zeros_like(rows[:, :, 0, 0].detach()) if base is None else base
+        keys, rows = (torch.unflatten(x, 1, (-1, chunk)) for x in given.gate)
+        first = torch.zeros_like(rows[:, 0, 0].detach()) if base is None else base
     elif log is None:
         return None
     else:
-        keys = torch.unflatten(log.detach(), 2, (-1, chunk))
-        base = keys.new_full(keys.shape[:2], LOWEST) if base is None else base
-        rows = torch.cummax(torch.cat([base[..., None], keys.flatten(2)], 2), 2).values[..., 1:]
+        keys = torch.unflatten(log.detach(), 1, (-1, chunk))
+        base = keys.new_full((len(keys),), LOWEST) if base is None else base
+        rows = torch.cummax(torch.cat([base[:, None], keys.flatten(1)], 1), 1).values[:, 1:]
         # a state that holds nothing has the frame of the first key, which no later one changes
-        first = rows.masked_fill(rows <= LOWEST, torch.inf).amin(2)
+        first = rows.masked_fill(rows <= LOWEST, torch.inf).amin(1)
         first = torch.where(base > LOWEST, base, torch.where(first < torch.inf, first, 0.0))
-        rows = torch.maximum(rows, first[..., None]).view(keys.shape)
+        rows = torch.maximum(rows, first[:, None]).view(keys.shape)
     # whatever frames states have, they are constants
-    start = torch.cat([first[..., None], rows[:, :, :-1, -1].detach()], 2)
-    end = rows[:, :, -1, -1].detach()
-    return Frames(keys - start[..., None], rows - start[..., None], start, end)
+    start = torch.cat([first[:, None], rows[:, :-1, -1].detach()], 1)
+    end = rows[:, -1, -1].detach()
+    return keys - start[..., None], rows - start[..., None], start, end
 
 
-def states_of(
-    state: Tensor, g: Tensor, w: Tensor, frames: Frames | None, fresh: bool
-) -> tuple[Tensor, Tensor]:
-    """The states before each chunk [B, K, S, m, e], where `state` is the first, and the one after
-    the last. Where they need not be `fresh` they lie in a buffer that the next block overwrites."""
-    count, fades = g.shape[2], None
+def states_of(state: Tensor, g: Tensor, w: Tensor, frames: Frames | None) -> list[Tensor]:
+    """The states [N, e, m] before each chunk, where `state` is the first, and after the last."""
+    fades: Any = repeat(None)
     if frames is not None:
-        w, fades = frames.staying(w), frames.fades(w.dtype).unbind(2)
-    if count > 1 and not fresh:
-        into = scratch("states", (*g.shape[:2], count + 1, *state.shape[2:]), g.dtype)
-        into[:, :, 0] = state
-        torch.matmul(g.mT, w, out=into[:, :, 1:])
-        states = into.unbind(2)
-        for at in range(count):
-            if fades is None:
-                states[at + 1].add_(states[at])
-            else:
-                states[at + 1].addcmul_(states[at], fades[at])
-        return into[:, :, :-1], states[-1].clone()
-    found = [state]
-    for at, part in enumerate((g.mT @ w).unbind(2)):
-        found.append((found[-1] if fades is None else found[-1] * fades[at]) + part)
-    return torch.stack(found[:-1], 2), found[-1]
+        last = frames[1][..., -1:].detach()
+        w = w * torch.exp((frames[0] - last).to(w.dtype))[..., None]
+        fades = torch.exp(-last.to(w.dtype))[..., None].unbind(1)
+    states = [state]
+    for part, fade in zip((w.mT @ g).unbind(1), fades, strict=False):
+        before = states[-1]
+        states.append(part + before if fade is None else torch.addcmul(part, before, fade))
+    return states
 
 
 # --- blocks --------------------------------------------------------------------------------------
 
 
 def features_of_keys(how: Summing, given: Given) -> Features:
-    """The features [B, K, n, m] of keys, none of padding."""
-    values, log = how.map(given.k.to(given.kind), given.tables)
+    """The features [N, n, m] of keys, none of padding."""
+    values, log = how.features(given.k.to(given.kind), given.tables)
     if given.padding is None:
         return values, log
-    real = given.padding[:, None]
-    log = None if log is None else log.masked_fill(~real, -torch.inf)
-    return values.masked_fill(~real[..., None], 0.0), log
+    log = None if log is None else log.masked_fill(~given.padding, -torch.inf)
+    return values.masked_fill(~given.padding[..., None], 0.0), log
 
 
 def values_of(how: Summing, given: Given) -> Tensor:
-    """Rows of values [B, K, n, e]: behind each a 1, whose sum is that of the weights."""
+    """Rows of values [N, n, e]: behind each a 1, whose sum is that of the weights."""
     v = given.v.to(given.kind)
-    return pad(v, (0, 1), value=1.0) if how.quotient.divides else v
+    return pad(v, (0, 1), value=1.0) if how.divides else v
 
 
-def absorb(how: Summing, given: Given, state: State) -> tuple[tuple[()], State]:
-    """Nothing of queries, and the sums of a state and of some keys."""
-    g, log = features_of_keys(how, given)
-    frames, w = frames_of(given, log, state.base, g.shape[2]), values_of(how, given)
-    if frames is None:
-        return (), State(state.sums + g.mT @ w)
-    more = g.mT @ frames.staying(w[:, :, None])[:, :, 0]
-    return (), State(more + state.sums * frames.fades(w.dtype)[:, :, 0], frames.end)
-
-
-def worth(how: Summing, sums: Tensor, log: Tensor | None) -> list[Tensor]:
-    """What sums [..., e] are worth, of which exp(log) times as much is meant, the sums of their
-    weights, and log if there is one."""
-    total = sums[..., -1] if how.quotient.divides else torch.zeros_like(sums[..., 0])
-    return [how.quotient.of(sums, log), total, *([] if log is None else [log])]
-
-
-def read(how: Summing, given: Given, state: State) -> tuple[Tensor, ...]:
-    """What queries [B, K, R, n, d] make of the sums over all keys."""
-    f, log = how.map(given.q.to(given.kind).flatten(2, 3), given.tables)
+def of_queries(how: Summing, given: Given, state: State) -> Weighed:
+    """What queries make of the sums over all keys."""
+    f, log = how.features(given.q.to(given.kind).flatten(1, 2), given.tables)
     log = None if log is None else log.detach()
     if state.base is not None and not given.gate:
-        base = state.base[..., None].to(given.kind)
-        log = base if log is None else log + base
-    output = worth(how, f @ state.sums, log)
-    return tuple(torch.unflatten(x, 2, given.q.shape[2:4]) for x in output)
+        base = state.base[:, None].to(given.kind)
+        log = base.expand(f.shape[:2]) if log is None else log + base
+    heads = given.q.shape[1:3]
+    log = None if log is None else torch.unflatten(log, 1, heads)
+    return torch.unflatten(f @ state.sums.mT, 1, heads), log
 
 
-def read_causal(how: Summing, given: Given, state: State) -> tuple[tuple[Tensor, ...], State]:
-    """The same of queries that read the keys at their positions and before, on top of a state, and
-    the state after them."""
-    repeat, n = given.q.shape[2:4]
-    chunk = how.chunk if n % how.chunk == 0 else n
-    count = n // chunk
+def step(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
+    """The sums of the queries of a block on top of a state and their frames, if it has queries, and
+    the state after its keys, if it has keys."""
+    (ratio, n), kind = given.q.shape[1:3], given.kind
+    if not given.k.shape[1]:
+        return *of_queries(how, given, state), None, None
+    chunk = n if n % how.chunk else how.chunk
+    if not n:
+        chunk = given.k.shape[1]
 
     def chunked(x: Tensor) -> Tensor:
-        return torch.unflatten(x, 2, (count, -1))
+        return torch.unflatten(x, 1, (-1, chunk))
 
     keys, log = features_of_keys(how, given)
     g, w = chunked(keys), chunked(values_of(how, given))
     frames = frames_of(given, log, state.base, chunk)
+    *states, after = states_of(state.sums, g, w, frames)
+    end = None if frames is None else frames[3]
+    if not n:
+        return None, None, after, end
     # the queries of all heads of a chunk beside each other
-    q = torch.unflatten(given.q, 3, (count, chunk)).transpose(2, 3).flatten(2, 4)
-    queries, log = how.map(q.to(given.kind), given.tables)
-    f = chunked(queries)
-    fresh = not (given.q.is_cpu and unseen(state.sums, *given.tensors))
-    states, after = states_of(state.sums, g, w, frames, fresh)
-    if how.map.paired:
-        k = given.k.to(given.kind)
-        if given.padding is not None:
-            k = k.masked_fill(~given.padding[:, None, :, None], 0.0)
-        pairs = how.map.pairs(chunked(q.to(given.kind)), chunked(k))
-    else:
-        pairs = f @ g.mT
-    y = (pairs * _weights(how, given, frames, chunk)) @ w
-    y = y + (f @ states if frames is None else frames.entering(f @ states))
-    log = None if log is None else chunked(log.detach())
-    if frames is not None and not given.gate:
-        # sums of a gate are the ones that are meant, since what it forgets is gone
-        rows = (frames.start[..., None] + frames.rows).repeat(1, 1, 1, repeat).to(given.kind)
-        log = rows if log is None else log + rows
-    outs = (torch.unflatten(x, 3, (repeat, chunk)).transpose(2, 3) for x in worth(how, y, log))
-    out = tuple(x.flatten(3, 4) for x in outs)
-    return out, State(after, None if frames is None else frames.end)
+    q = torch.unflatten(given.q.to(kind), 2, (-1, chunk)).transpose(1, 2).flatten(2, 3)
+    queries, log = how.features(q.flatten(1, 2), given.tables)
+    f = torch.unflatten(queries, 1, (-1, ratio * chunk))
+    pairs = how.pairs(q, chunked(given.k.to(kind))) if how.paired else f @ g.mT
+    before, weights = f @ torch.stack(states, 1).mT, _weights(how, given, frames, chunk)
+    log = None if log is None else log.detach().view(f.shape[:3])
+    if frames is not None:
+        rows = frames[1].repeat(1, 1, ratio)
+        before = before * torch.exp(-rows.to(kind))[..., None]
+        if not given.gate:
+            # sums of a gate are the ones that are meant, since what it forgets is gone
+            rows = (frames[2][..., None] + rows).to(kind)
+            log = rows if log is None else log + rows
+    y = (pairs * weights) @ w + before
+
+    def in_order(x: Tensor) -> Tensor:
+        return torch.unflatten(x, 2, (ratio, chunk)).transpose(1, 2).flatten(2, 3)
+
+    return in_order(y), None if log is None else in_order(log), after, end
 
 
-def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> Tensor:
-    """exp(t_j - r_i) of the pairs of a chunk, 0 where j > i: [B, K, S, R c, c], or [R c, c]."""
-    repeat = given.q.shape[2]
-    later = torch.ones(c, c, dtype=torch.bool, device=given.q.device).triu(1)
-    if frames is None:
-        weights = (~later).to(given.kind).repeat(repeat, 1)
-    else:
-        pairs = frames.keys[..., None, :] - frames.rows[..., None]
-        weights = torch.exp(pairs.masked_fill(later, -torch.inf).to(given.kind))
-        weights = weights if repeat == 1 else weights.repeat(1, 1, 1, repeat, 1)
-    if given.padding is None or not how.map.paired:
+def _weights(how: Summing, given: Given, frames: Frames | None, chunk: int) -> Tensor:
+    """exp(t_j - r_i) of the pairs of a chunk, 0 where j > i: [N, S, R c, c], or [R c, c]."""
+    ratio = given.q.shape[1]
+    weights = torch.ones(chunk, chunk, dtype=given.kind, device=given.q.device).tril()
+    if frames is not None:
+        pairs = frames[0][..., None, :] - frames[1][..., None]
+        weights = torch.exp(pairs.masked_fill(weights == 0, -torch.inf).to(given.kind))
+    weights = weights if ratio == 1 else torch.cat([weights] * ratio, -2)
+    if given.padding is None or not how.paired:
         # features of padding are 0
         return weights
-    return weights * torch.unflatten(given.padding, 1, (-1, 1, c))[:, None]
+    return weights * torch.unflatten(given.padding, 1, (-1, 1, chunk))
 
 
 # --- all of them ---------------------------------------------------------------------------------
@@ -377,98 +270,79 @@ def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> Tenso
 
 def absorbed(how: Summing, given: Given, state: State) -> State:
     """The sums of a state and of all keys."""
-    keys = replace(given, q=given.q[:, :, :, :0])
-    return summed(replace(how, causal=False), keys, state)[1]
+    return summed(how, given._replace(q=given.q[:, :, :0]), state)[1]
 
 
-def summed(how: Summing, given: Given, state: State) -> tuple[Sums, State]:
+def summed(how: Summing, given: Given, state: State | None = None) -> tuple[Weighed, State]:
     """The sums of all queries on top of a state, and the state after all keys."""
-    room, heads = room_of(how, given), given.k.shape[1]
-    parts, sums, into = list(shares(given, room)), cut(state.sums, room), list[list[Tensor]]()
-    bases = [None] * len(parts) if state.base is None else cut(state.base, room)
-    outs, wholes, states = list[list[Tensor]](), list[Tensor](), list[State]()
-    for number, (part, mine) in enumerate(zip(parts, map(State, sums, bases), strict=True)):
-        before, blocks = blocks_of(how, part)
-        found = []
-        for block in before:
-            mine = _run(how, block, mine, False)[1]
-        for block in blocks:
-            rows, mine = _run(how, block, mine, True)
-            found.append(rows)
-        columns = list(zip(*found, strict=True))
-        if number == 0 and len(parts) > 1 and unseen(*given.tensors):
-            # written where it belongs rather than put together twice
-            wholes = [x[0].new_empty(*given.q.shape[:4], *x[0].shape[4:]) for x in columns]
-            into = [cut(x, room) for x in wholes]
-        for x, its in zip(columns, into, strict=False):
-            torch.cat(x, 3, out=its[number])
-        if not into:
-            outs.append([in_line(x, 3) for x in columns])
+    out, log, *after = uncast(partial(_summed, how), given, state or no_keys(how, given))
+    log, base = (None if x is None else x.detach() for x in (log, after[1]))
+    return (out, log), State(after[0], base)
+
+
+def _summed(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
+    outs, logs, states = list[Tensor](), list[Tensor | None](), list[State]()
+    run = partial(lean, step) if is_wide(how, given) else step
+    for part, mine in parts(how, given, state):
+        rows = []
+        for block in blocks_of(how, part):
+            sums, log, after, base = run(how, block, mine)
+            mine = mine if after is None else State(after, base)
+            rows += [] if sums is None else [(sums, log)]
+        sums, log = zip(*rows, strict=True)
+        outs.append(joined(sums, 2))
+        logs.append(None if log[0] is None else joined(log, 2))
         states.append(mine)
-    out, total, *log = wholes or [joined(x, heads) for x in zip(*outs, strict=True)]
-    ends = [x.base for x in states if x.base is not None]
-    after = State(joined([x.sums for x in states], heads), joined(ends, heads) if ends else None)
-    return (out, total, log[0].detach() if log else None), after
+    every: tuple[Any, ...] = outs, logs, *zip(*states, strict=True)
+    return tuple(None if x[0] is None else joined(x, 0) for x in every)
 
 
-def _run(how: Summing, given: Given, state: State, reads: bool) -> tuple[tuple[Tensor, ...], State]:
-    """The sums of a block, of which queries are read or not, and the state after it. A block of
-    many features is computed again for its derivatives."""
-    base, again = state.base, how.wide(given)
-    if reads and not (how.causal and given.q.shape[3]):
-        return lean(again, given, lambda x, y: read(how, x, State(y, base)), state.sums), state
-
-    def run(given: Given, sums: Tensor) -> tuple[Tensor | None, ...]:
-        step = read_causal if reads else absorb
-        rows, after = step(how, given, State(sums, base))
-        return *rows, after.sums, after.base
-
-    *outs, sums, after = lean(again, given, run, state.sums)
-    return tuple(outs), State(sums, None if after is None else after.detach())
+def lean(run: Callable[..., Any], *given: Any) -> Any:
+    """What `run` makes of tensors and what holds them, computed again for derivatives, so that
+    nothing else is kept for these."""
+    if not torch.is_grad_enabled() or is_transformed():
+        return run(*given)
+    kept: dict[str, Any] = {"preserve_rng_state": False, "determinism_check": "none"}
+    return checkpoint(run, *given, use_reentrant=False, **kept)
 
 
-def lean(
-    again: bool, given: Given, run: Callable[..., tuple[Any, ...]], *more: Tensor
-) -> tuple[Any, ...]:
-    """What `run` makes of what is given and of more tensors, of which nothing outlives the first
-    derivatives; `again` nothing else is kept for them, and it runs once more."""
-    tensors = *given.tensors, *more
+def uncast(run: Callable[..., tuple[Any, ...]], *given: Any) -> tuple[Any, ...]:
+    """What `run` makes of tensors and what holds them, with derivatives in their types, also where
+    backward is called within autocast."""
+    tensors, put = opened(given)
     if is_transformed() or unseen(*tensors):
-        return run(given, *more)
-    frame, count = given.frame, len(given.tensors)
+        return run(*given)
 
     def made(*tensors: Tensor) -> tuple[Any, ...]:
-        return run(given_of(frame, tensors[:count]), *tensors[count:])
+        return run(*put(tensors))
+
+    def followed(tensors: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
+        mine = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+        with torch.enable_grad():
+            return mine, made(*mine)
 
     def outputs(*tensors: Tensor) -> tuple[Any, ...]:
-        if again:
-            return made(*tensors), (), []
-        leaves, outs = _followed(made, tensors)
-        return tuple(x if x is None else x.detach() for x in outs), (), [(leaves, outs)]
+        mine, outs = followed(tensors)
+        return tuple(x if x is None else x.detach() for x in outs), (), [(mine, outs)]
 
     def gradients(tensors: Any, _: Any, kept: list[Any], grads: Any) -> Sequence[Any]:
-        leaves, found = kept.pop() if kept else _followed(made, tensors)
-        pairs = [
-            (x, y) for x, y in zip(found, grads, strict=True) if y is not None and x.requires_grad
-        ]
-        if not pairs:
-            return [None] * len(leaves)
-        wanted = [x for x in leaves if x.requires_grad]
-        outs, above = zip(*pairs, strict=True)
-        shares = iter(torch.autograd.grad(outs, wanted, above, allow_unused=True))
-        return [next(shares) if x.requires_grad else None for x in leaves]
+        # a graph is gone when it was followed back once
+        mine, outs = kept.pop() if kept else followed(tensors)
+        return gradients_of(outs, mine, [x.requires_grad for x in mine], grads)
 
     result: tuple[Any, ...] = Derived.apply(made, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 
-def _followed(
-    run: Callable[..., tuple[Any, ...]], tensors: Sequence[Tensor]
-) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Leaves like tensors, and what is made of them, for autograd."""
-    leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-    with torch.enable_grad():
-        return leaves, run(*leaves)
+def opened(given: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """The tensors that something holds, and what puts others in their places."""
+    leaves, tree = tree_flatten(given)
+
+    def put(tensors: Sequence[Tensor]) -> Any:
+        every = iter(tensors)
+        return tree_unflatten([next(every) if isinstance(x, Tensor) else x for x in leaves], tree)
+
+    return [x for x in leaves if isinstance(x, Tensor)], put
 
 
 class Derived(Function):

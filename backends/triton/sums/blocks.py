@@ -35,8 +35,8 @@ position of query row 0, blocks of features and of values.
 Constant: so many features, the size of values, the numbers in a line of states, the sides of
 blocks; whether sums are causal, in frames, with padding, divided, and whether queries have frames
 of their own; the feature map, 0 where features are given; the type and the precision of what is
-multiplied, and the type of sums; the numbers of `factored/features/quotients.py`, and the least sum
-in frames that is one."""
+multiplied, and the type of sums; the numbers of `divisor` in `factored/text_of_sums.py`, and the
+least sum in frames that is one."""
 
 
 @triton.jit

@@ -137,7 +137,7 @@ def carry(frames, states, blocks, plan, size: tl.constexpr, back: tl.constexpr):
 
 @triton.jit
 def divisor_of(total, log, plan):
-    """What a sum of weights divides by, as `Quotient.divisor` says."""
+    """What a sum of weights divides by, as `divisor` of `factored/text_of_sums.py` says."""
     unit = tl.full(total.shape, 1.0, total.dtype)
     # made where it is used alone: 0 times a unit that overflows would be no number
     if plan.logged and (plan.added > 0 or plan.floor > 0 or plan.least > 0):

@@ -35,7 +35,7 @@ def score_mod_of(q, k, layer, x, learned):
 def required(name, value, least=0, most=2**62):
     """Refuses a size that depends on n where it has no admissible value."""
     if not least <= value <= most:
-        raise ValueError(f"`{name}` must be between {least} and {most}, got {value}")
+        raise ValueError(f"`{name}` must be {least} to {most} at this length, got {value}")
 
 
 def isqrt(x):
@@ -45,8 +45,8 @@ def isqrt(x):
     return root + ((root + 1) * (root + 1) <= x).long()
 
 
-def is_power(distance, base, n):
-    """Whether a distance, below n, is 0, 1, base, base**2, …"""
+def is_power(distance, base):
+    """Whether a distance is 0, 1, base, base**2, …"""
     mask, power = distance == 0, 1
     while power < 2**31:
         mask, power = mask | (distance == power), power * base
@@ -72,10 +72,10 @@ def numbers(name, x, kind=torch.float64, most=None, whole=False):
         first = values.flatten()[real.flatten().to(torch.uint8).argmax()]
         values = torch.where(real, values, torch.where(real.any(), first, 1).to(values.dtype))
     if values.is_floating_point() and whole:
-        raise ValueError(f"`//` and `%` divide whole numbers, and what `{name}` says is real")
+        raise ValueError(f"`{name}` must be of an integer type: `//` or `%` divides it")
     if most is not None and not values.is_floating_point():
         exact = ((values >= -most) & (values <= most)).all()
-        words = f"`{name}` must be within {most}, where whole numbers are exact"
+        words = f"`{name}` must be -{most} to {most}, or of a floating type, to be exact"
         if torch.compiler.is_compiling():
             torch._assert_async(exact, words)
         elif not exact:

@@ -7,16 +7,15 @@ from attnspec.backends.factored.text_of_sums import attend
 
 HEADS, LAYERS, CROSS, REFUSED, SIZED, DRAWN = None, None, False, True, True, True
 PAIRS = True
-INPUTS = {"important": ("tokens", 64)}
+INPUTS = {"important": ("bool", 64)}
 PARTS = {"bias_0": ((1, 1, 32), "constant", 0.0)}
 
-TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys"}
+TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys", ", n_q <= n_k": ""}
 """Other names where queries are not positions of the sequence of keys."""
 
 
 def given(q, k, v, layer, inputs, padding):
     """The inputs and the padding of a call; raises unless all fits together and to the spec."""
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
     fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
     if CROSS:
@@ -24,24 +23,25 @@ def given(q, k, v, layer, inputs, padding):
     else:
         fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
-        needed = f"[B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d] and [B, H_kv, n_k, d_v]"
-        raise ValueError(f"{needed} of one type are needed, H_kv dividing H, got {shapes}")
+        got = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
+        needed = f"of one type, [B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d], [B, H_kv, n_k, d_v]"
+        raise ValueError(f"q, k, v must be {needed}, H_kv dividing H, n_q <= n_k, got {got}")
     if not 0 <= layer < (LAYERS or layer + 1):
-        raise ValueError(f"layer must be from 0 on and below {LAYERS}, got {layer}")
+        raise ValueError(f"layer must be at least 0, and below {LAYERS}, got {layer}")
     x = {**(inputs or {}), **({} if padding is None else {"key padding": padding})}
     if {*x, "key padding"} != {*INPUTS, "key padding"}:
-        raise ValueError(f"the inputs are {list(INPUTS)}, got {list(inputs or {})}")
-    for name, tensor in x.items():
-        kind, most = INPUTS.get(name, ("tokens", None))
+        raise ValueError(f"`inputs` must have the names {list(INPUTS)}, got {list(inputs or {})}")
+    for name, t in x.items():
+        kind, most = INPUTS.get(name, ("bool", None))
         shape = k.shape[:1] if kind == "length" else k.shape[::2]
         if PAIRS:
             if kind == "pairs":
-                heads = 1 if tensor.shape[1:2] == (1,) else q.shape[1]
+                heads = 1 if t.shape[1:2] == (1,) else q.shape[1]
                 shape = q.shape[0], heads, q.shape[2], k.shape[2]
-        if tensor.shape != shape or (tensor.dtype == torch.bool) != (kind == "tokens"):
-            raise ValueError(f"{name} must be {kind} {list(shape)}, got {list(tensor.shape)}")
-        if most is not None and int(tensor.sum(-1).amax()) > most:
-            raise ValueError(f"`{name}` promises at most {most} tokens")
+        if t.shape != shape or (t.dtype == torch.bool) != (kind == "bool"):
+            raise ValueError(f"{name} must be {kind} {list(shape)}, got {t.dtype} {list(t.shape)}")
+        if most is not None and int(t.sum(-1).amax()) > most:
+            raise ValueError(f"{name} may mark at most {most} tokens of a sample")
     return x
 
 
