@@ -66,11 +66,12 @@ class SoftmaxKernel(ByKeyHead):
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
     query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two get the factor of the
-    scores, and with `one_size` know one size of heads, d = d_v.
+    scores, and with `one_size` know one size of heads, d = d_v; without `by_key_head` they take
+    what belongs to queries as calls do, [B, H, n_q, …].
     """
 
     work: Work
-    one_size = True
+    one_size = by_key_head = True
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
 
@@ -142,7 +143,7 @@ class SoftmaxKernel(ByKeyHead):
 
     def _fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """As `partial`, without the composed way."""
-        size, out_size, q = q.shape[-1], v.shape[-1], grouped(q, k)
+        size, out_size = q.shape[-1], v.shape[-1]
         if self.one_size:
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
@@ -153,8 +154,14 @@ class SoftmaxKernel(ByKeyHead):
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             out, lse = _Differentiable.apply(self, call, size, *tensors)  # type: ignore[no-untyped-call]
         else:
-            out, lse = self.attended(q, k, v, call, scale_of(self.work, size))
-        out = out if out.shape[-1] == out_size else out[..., :out_size]
+            out, lse = self.of_heads(q, k, v, call, scale_of(self.work, size))
+        return out if out.shape[-1] == out_size else out[..., :out_size], lse
+
+    def of_heads(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
+        """`attended` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
+        if not self.by_key_head:
+            return self.attended(q, k, v, call, scale)
+        out, lse = self.attended(grouped(q, k), k, v, call, scale)
         return out.flatten(1, 2), lse.flatten(1, 2)
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
@@ -199,9 +206,9 @@ class _Differentiable(Function):
     @staticmethod
     def forward(ctx, kernel, call, size, q, k, v, *tables):  # type: ignore[no-untyped-def]
         if call.known is None:
-            out, lse = kernel.attended(q, k, v, call, scale_of(kernel.work, size))
+            out, lse = kernel.of_heads(q, k, v, call, scale_of(kernel.work, size))
         else:
-            out, lse = (grouped(x.detach(), k) for x in call.known)
+            out, lse = (x.detach() for x in call.known)
             out = rows_of_size(out, q.shape[-1]) if kernel.one_size else out
         ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.set_materialize_grads(False)
@@ -222,7 +229,8 @@ class _Differentiable(Function):
             return replace(call, tables=dict(zip(names, tables, strict=True))) if names else call
 
         def run(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Outputs:
-            return kernel.composed(q[..., :size], k[..., :size], v, with_tables(tables))
+            parts = q[..., :size], k[..., :size], v
+            return ByKeyHead.partial(kernel, *parts, with_tables(tables))
 
         grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():
@@ -231,8 +239,12 @@ class _Differentiable(Function):
             grads = [None] * len(asks)
         else:
             grad = torch.zeros_like(out) if grad is None else in_rows(grad)
+            if kernel.by_key_head:
+                q, out, lse, grad = (grouped(x, k) for x in (q, out, lse, grad))
+                of_lse = None if of_lse is None else grouped(of_lse, k)
             saved, scale = (q, k, v, out, lse), scale_of(kernel.work, size)
-            grads = kernel.derivatives(saved, grad, of_lse, with_tables(tables), scale)
+            of_q, *others = kernel.derivatives(saved, grad, of_lse, with_tables(tables), scale)
+            grads = of_q.flatten(1, 2) if kernel.by_key_head else of_q, *others
         return None, None, None, *grads
 
 

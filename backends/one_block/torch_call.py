@@ -23,7 +23,6 @@ from attnspec.backends.common.exact import (
     flash,
     flash_backward,
     fused,
-    grouped,
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
@@ -94,6 +93,8 @@ class Part:
 class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call; heads of several graphs, one after the other, by masks."""
 
+    by_key_head = False
+
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
@@ -104,6 +105,7 @@ class TorchCallKernel(SoftmaxKernel):
         several = self.work.changes or self.work.decided or len(groups) > 1
         self.masks = len(self.heads) if several else 1
         self._biases: dict[torch.dtype, Bias] = {}
+        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
@@ -116,10 +118,9 @@ class TorchCallKernel(SoftmaxKernel):
     # --- the fast way --------------------------------------------------------------------------
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
-        q, parts = q.flatten(1, 2), self._parts(q, call)
+        parts = self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
-            out, lse = parts[0].attended(q, k, v, scale)
-            return grouped(out, k), grouped(lse, k)
+            return parts[0].attended(q, k, v, scale)
         out = q.new_zeros(q.shape)
         wide = torch.promote_types(q.dtype, torch.float32)
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
@@ -128,20 +129,18 @@ class TorchCallKernel(SoftmaxKernel):
             found, sums = part.attended(*rows, scale)
             part.of_rows(out).copy_(found)
             part.of_rows(lse).copy_(sums)
-        return grouped(out, k), grouped(lse, k)
+        return out, lse
 
     def backward(
         self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
     ) -> Sequence[Tensor]:
         parts, (q, k, v, out, lse) = self._parts(grad, call), saved
-        grad, q, out, lse = (x.flatten(1, 2) for x in (grad, q, out, lse))
         whole = len(parts) == 1 and parts[0].is_whole
         if not whole or (parts[0].bias is not None and parts[0].bias.empty is not None):
             # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
             lse = lse.masked_fill(lse == -math.inf, 0.0)
         if whole:
-            of_q, *of_keys = parts[0].differentiated((grad, q, k, v, out, lse), scale)
-            return grouped(of_q, k), *of_keys
+            return parts[0].differentiated((grad, q, k, v, out, lse), scale)
         # no key is in more than two parts: of two numbers the sum is rounded once in any type
         grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
         for part in parts:
@@ -152,7 +151,7 @@ class TorchCallKernel(SoftmaxKernel):
             part.of_rows(grad_q).copy_(grads[0])
             part.of_keys(grad_k).add_(grads[1])
             part.of_keys(grad_v).add_(grads[2])
-        return grouped(grad_q, k), grad_k, grad_v
+        return grad_q, grad_k, grad_v
 
     def _parts(self, q: Tensor, call: Call) -> tuple[Part, ...]:
         """What is computed, every pair once, for queries of this type."""
@@ -160,7 +159,9 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
-            return (self._part(EVERY, EVERY, kind),)
+            if kind not in self._whole:
+                self._whole[kind] = (self._part(EVERY, EVERY, kind),)
+            return self._whole[kind]
         padding = call.padding
         parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
