@@ -31,7 +31,6 @@ from attnspec.ir.scalars import fold
 from attnspec.ir.scores import NAMED, Scores
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import amounts_of, banded, natural_tables, stepped_tables
-from attnspec.layout.tile_layout import parted
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, Calibration, Rates, RatesError, shipped, weighed
 from attnspec.lower.lower import works_of
@@ -274,7 +273,7 @@ def _packed(n: int) -> Callable[[], object]:
     def run() -> object:
         # inputs are compared by identity, so these are new each time
         relation = with_data(work.relation, {"ids": ids})
-        return parted(banded(relation, n, n, NATURAL, LIMITS.tile_sizes[0]).layout)
+        return banded(relation, n, n, NATURAL, LIMITS.tile_sizes[0]).layout
 
     return run
 

@@ -39,6 +39,12 @@ class Numbering:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def at(self, index: Elementwise) -> Elementwise:
+        """The positions of these numbers."""
+        # a tensor takes tensors
+        new = getattr(index, "new_tensor", np.asarray)
+        return new(self.positions)[index]
+
     @cached_property
     def step(self) -> int:
         """The distance of most neighbours, 1 where that is none of a run."""
@@ -86,15 +92,10 @@ class Gathered(Relation):
     numpy_only: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        real, query, present = self.places(q, k)
-        return real & self.term.holds(query, present, self.length)
-
-    def places(self, q: Elementwise, k: Elementwise) -> tuple[Elementwise, np.ndarray, np.ndarray]:
-        """Whether these are a query and a key, and their positions in the long sequence; of others
-        some position."""
-        real = (q >= self.first) & (k < len(self.keys))
-        query = self.queries.positions[np.maximum(q - self.first, 0)]
-        return real, query, self.keys.positions[np.minimum(k, len(self.keys) - 1)]
+        here, there = q >= self.first, k < len(self.keys)
+        # positions outside are moved inside before the term sees them
+        query, present = self.queries.at((q - self.first) * here), self.keys.at(k * there)
+        return here & there & self.term.holds(query, present, self.length)
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         starts, stops, before = self.keys.runs

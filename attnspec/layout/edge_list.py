@@ -15,7 +15,7 @@ import numpy as np
 
 from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.predicates.listable import listable
-from attnspec.graphs.relation import Edges, Progressions, Relation, sort_edges
+from attnspec.graphs.relation import Edges, Relation
 from attnspec.layout.edge_count import edges_of
 from attnspec.layout.tables import Batch, Tables
 from attnspec.limits import LIMITS
@@ -135,45 +135,12 @@ def _listed_parts(relation: Relation, n_q: int, n_k: int) -> Iterator[Edges]:
     step = max(LIMITS.rows_least, int(LIMITS.listed_at_once / max(1.0, degree)))
     for first in range(n_k - n_q, n_k, step):
         last = min(first + step, n_k)
-        closed = relation.progressions(np.arange(first, last), n_k)
         if isinstance(relation, Drawn):
             counts, keys = table_of(relation, n_k).listed(first, last)
-        elif closed is not None:
-            counts, keys = _expanded(closed, n_k)
         else:
             q, keys = relation.rows(first, last, n_k)
             counts = np.bincount(q - first, minlength=last - first)
         yield counts, keys.astype(np.int32, copy=False)
-
-
-def _expanded(closed: Progressions, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of keys of each row, and these keys one after the other, ascending in each row."""
-    start, stop, step = np.broadcast_arrays(*closed)
-    counts = np.maximum(0, -((start - stop) // step))
-    degrees, each = counts.sum(axis=1), counts.ravel()
-    start, step = start.ravel(), step.ravel()
-    if n <= np.iinfo(np.int32).max:
-        # half as many bytes to move
-        start, step, each = (x.astype(np.int32) for x in (start, step, each))
-    before = np.cumsum(each, dtype=each.dtype) - each
-    keys: np.ndarray = np.arange(int(degrees.sum()), dtype=each.dtype)
-    if (step == 1).all():
-        keys += np.repeat(start - before, each)
-    else:
-        keys -= np.repeat(before, each)
-        keys *= np.repeat(step, each)
-        keys += np.repeat(start, each)
-    if counts.shape[1] > 1 and _falls(degrees, keys):
-        keys = sort_edges(np.repeat(np.arange(len(degrees)), degrees), keys)[1]
-    return degrees, keys
-
-
-def _falls(degrees: np.ndarray, keys: np.ndarray) -> bool:
-    """Whether the keys of a row are not ascending, for rows one after the other."""
-    falls = keys[1:] < keys[:-1]
-    starts = (np.cumsum(degrees) - degrees)[degrees > 0]
-    falls[starts[1:] - 1] = False
-    return bool(falls.any())
 
 
 def _groups(degrees: np.ndarray) -> tuple[np.ndarray, list[int]]:

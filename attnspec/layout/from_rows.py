@@ -14,7 +14,7 @@ import numpy as np
 
 from attnspec.layout.axes import Axis
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE, Batch, Tables, Tiled, unfolded
-from attnspec.layout.tile_layout import StepLayout
+from attnspec.layout.tile_layout import StepLayout, equal
 from attnspec.limits import LIMITS
 
 LONE = 3
@@ -31,20 +31,35 @@ Strip = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 of their tiles: [1, tall, wide] of every block or [blocks, tall, wide]; None without a mask."""
 
 
-def tables_of(layouts: Sequence[StepLayout], n_q: int, n_k: int) -> Tables[np.ndarray]:
-    """The tables of steps, in the order in which they are computed."""
+def tables_of(
+    layouts: Sequence[StepLayout], n_q: int, n_k: int, most: float = LIMITS.masks
+) -> Tables[np.ndarray]:
+    """The tables of steps, in the order in which they are computed. FULL tiles and the others of a
+    step are two where the masks of its rows would have more than `most` numbers: a row of tiles
+    with one mask has it for all of its keys, which below the diagonal of a causal graph is n²."""
+    steps = []
+    for layout in layouts:
+        strips = _strips(layout)
+        numbers = sum(kinds.size for *_, kinds in strips if kinds is not None)
+        if numbers * layout.q.size * layout.k.size <= most:
+            steps.append((layout, strips))
+            continue
+        full = layout.kinds == FULL_TILE
+        steps += [(part, _strips(part)) for part in (layout.chosen(full), layout.chosen(~full))]
     batches = []
-    for step, layout in enumerate(layouts):
+    for step, (layout, strips) in enumerate(steps):
         q, k = _rows(layout.q), _rows(layout.k)
-        for tiles, columns, kinds in _strips(layout, max(1, LIMITS.tallest // layout.q.size)):
+        none = np.zeros((1, layout.q.size, layout.k.size), bool)
+        masks = layout.masks if len(layout.masks) else none
+        for tiles, columns, kinds in strips:
             count = len(tiles)
             mask: np.ndarray | Tiled[np.ndarray] | None = None
             if kinds is not None:
                 numbers = kinds.size * layout.q.size * layout.k.size
                 if len(kinds) == 1 and numbers <= LIMITS.mask_shared:
-                    mask = unfolded(layout.masks, kinds)
+                    mask = unfolded(masks, kinds)
                 else:
-                    mask = Tiled(np.repeat(kinds, count // len(kinds), axis=0), layout.masks)
+                    mask = Tiled(np.repeat(kinds, count // len(kinds), axis=0), masks)
             rows = q[tiles].reshape(count, -1), k[columns].reshape(count, -1)
             batches.append(Batch(*rows, mask, step))
     return Tables(tuple(batches), n_q, n_k)
@@ -55,10 +70,9 @@ def _rows(side: Axis) -> np.ndarray:
     return np.where(side.positions < 0, -1, side.positions - side.first).reshape(-1, side.size)
 
 
-def _strips(layout: StepLayout, tallest: int) -> list[Strip]:
-    """The strips of a layout; query tiles without a key are in none. A tall block has at most
-    `tallest` query tiles."""
-    lengths = np.diff(layout.starts)
+def _strips(layout: StepLayout) -> list[Strip]:
+    """The strips of a layout; query tiles without a key are in none."""
+    lengths, tallest = np.diff(layout.starts), max(1, LIMITS.tallest // layout.q.size)
     strips: list[Strip] = []
     for rows in _neighbours(layout, lengths, tallest):
         strips.append(_tall(layout, rows))
@@ -108,7 +122,7 @@ def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
     if len(columns) == 1:
         yield np.zeros((1, 1), np.int64)
         return
-    group = _equal(columns)
+    group = equal(columns.T)[1]
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     within = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -120,17 +134,9 @@ def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
         yield order[first[heights == tall][:, None] + np.arange(tall)]
 
 
-def _equal(table: np.ndarray) -> np.ndarray:
-    """The number of each row's group, equal for equal rows, counted by first appearance."""
-    width = table.shape[1] * table.itemsize
-    rows = np.ascontiguousarray(table).view(np.dtype((np.void, width))).ravel()
-    _, first, group = np.unique(rows, return_index=True, return_inverse=True)
-    return np.asarray(np.argsort(np.argsort(first))[group.ravel()])
-
-
 def _alike(rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray) -> Iterator[Strip]:
     """Blocks of one shape in strips: those with equal masks together, the others together."""
-    group = _equal(kinds.reshape(len(kinds), -1)) if len(kinds) > 1 else np.zeros(1, np.int64)
+    group = equal(kinds.reshape(len(kinds), -1).T)[1]
     counts = np.bincount(group)
     # masks that few blocks share are batched with others, each block with its own
     shared = counts * SHARED >= min(len(rows), 8 * SHARED)

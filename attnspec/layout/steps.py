@@ -18,7 +18,7 @@ from attnspec.graphs.relation import Relation, heads_in, with_head
 from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import NATURAL, Boxed, Listed, Order, Side, orders_of, terms_of, without
 from attnspec.layout.tables import Tables
-from attnspec.layout.tile_layout import StepLayout, parted, step_layout
+from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import Survey, Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, together, weighed
@@ -181,15 +181,13 @@ def reading_seconds(work: Work) -> float:
 
 def stepped_tables(bands: Sequence[Banded]) -> Tables[np.ndarray]:
     """The tables of steps, some in two parts; raises TooFine where they have too many tiles."""
-    return tables_of(
-        [part for band in bands for part in parted(band.layout)], bands[0].n_q, bands[0].n_k
-    )
+    return tables_of([band.layout for band in bands], bands[0].n_q, bands[0].n_k)
 
 
 def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
     """The tables of one step in natural order, in square tiles of a size."""
     layout = step_layout(Tiling(relation, n_q, n_k, NATURAL, (tile, tile)))
-    return tables_of([layout], n_q, n_k)
+    return tables_of([layout], n_q, n_k, math.inf)
 
 
 def _best(

@@ -7,7 +7,7 @@ are arrays of numpy where they are planned, and tensors where the data make them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -80,10 +80,10 @@ def mask_of(batch: Batch[np.ndarray], low: int, high: int) -> np.ndarray:
     return batch.mask
 
 
-def unfolded(tiles: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """The masks of blocks from those of their tiles: [G, a, b] -> bool [G, h, w]."""
-    groups, tall, wide = kinds.shape
-    height, width = tiles.shape[1:]
-    mask, mixed = np.zeros((*kinds.shape, height, width), bool), kinds >= 0
-    mask[mixed], mask[kinds == FULL_TILE] = tiles[kinds[mixed]], True
-    return np.asarray(mask.swapaxes(2, 3).reshape(groups, tall * height, wide * width))
+def unfolded(tiles: Array, kinds: Array) -> Array:
+    """The masks of blocks from those of their tiles, one at least: [G, a, b] -> bool [G, h, w]."""
+    masks, numbers = cast("tuple[Any, Any]", (tiles, kinds))
+    (groups, tall, wide), (height, width) = numbers.shape, masks.shape[1:]
+    mask = masks[numbers.clip(0)] | (numbers == FULL_TILE)[..., None, None]
+    mask = mask & (numbers >= FULL_TILE)[..., None, None]
+    return cast(Array, mask.swapaxes(2, 3).reshape(groups, tall * height, wide * width))

@@ -6,7 +6,7 @@ only where masks do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -18,9 +18,6 @@ from attnspec.layout.orders import Listed
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
 from attnspec.layout.tiling import Tiling, classify
 from attnspec.limits import LIMITS
-
-_CODES = 1 << 62
-"""Phases of several kinds are one number as long as there are no more than these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +35,13 @@ class StepLayout:
     keys: np.ndarray
     kinds: np.ndarray
     masks: np.ndarray
+
+    def chosen(self, entries: np.ndarray) -> StepLayout:
+        """The same of some entries, bool."""
+        starts = np.concatenate([[0], np.cumsum(entries)])[self.starts]
+        return StepLayout(
+            self.q, self.k, starts, self.keys[entries], self.kinds[entries], self.masks
+        )
 
 
 @lru_cache(maxsize=64)
@@ -71,43 +75,6 @@ def _short(
     kinds = kinds.copy()
     kinds[short] = len(masks) + which
     return kinds, np.concatenate([masks, more])
-
-
-@lru_cache(maxsize=64)
-def parted(layout: StepLayout) -> tuple[StepLayout, ...]:
-    """The FULL tiles and the others apart, where masks of whole rows would be too large.
-
-    A row of tiles with one mask is computed with a mask for all of its keys; below the diagonal of
-    a causal graph that would be n² numbers.
-    """
-    if _unfolded(layout) <= LIMITS.masks:
-        return (layout,)
-    full = layout.kinds == FULL_TILE
-    return _chosen(layout, full), _chosen(layout, ~full)
-
-
-def _unfolded(layout: StepLayout) -> int:
-    """Numbers in the masks of all rows with a mask, of rows with equal masks once: rows are told
-    apart by numbers that hardly ever agree for rows that differ."""
-    lengths = np.diff(layout.starts)
-    within = np.arange(len(layout.kinds)) - np.repeat(layout.starts[:-1], lengths)
-    drawn = np.random.Generator(np.random.PCG64(0)).integers(
-        1 << 62, size=int(lengths.max(initial=0)), dtype=np.uint64
-    )
-    # a sum modulo 2**64; FULL tiles add 1, and what is added behind the last is cut off again
-    parts = (layout.kinds - FULL_TILE + 1).astype(np.uint64) * (2 * drawn[within] + 1)
-    sums = np.concatenate([[np.uint64(0)], np.cumsum(parts)])
-    masks = np.concatenate([[0], np.cumsum(layout.kinds != FULL_TILE)])
-    masked = np.diff(masks[layout.starts]) > 0
-    first, last = layout.starts[:-1][masked], layout.starts[1:][masked]
-    _, distinct = np.unique(sums[last] - sums[first], return_index=True)
-    return int((last - first)[distinct].sum()) * layout.q.size * layout.k.size
-
-
-def _chosen(layout: StepLayout, entries: np.ndarray) -> StepLayout:
-    """Some of the tiles of a layout."""
-    starts = np.concatenate([[0], np.cumsum(entries)])[layout.starts]
-    return replace(layout, starts=starts, keys=layout.keys[entries], kinds=layout.kinds[entries])
 
 
 def _examined(
@@ -146,19 +113,17 @@ def _same_masks(
         # phases speak of progressions; lists are few
         return np.arange(len(rows)), np.arange(len(rows))
     q_tiles, k_tiles = q.tiles.take(rows), k.tiles.take(columns)
-    code, span = np.zeros(len(rows), np.int64), 1
-    for phase in [
-        *phase_of(relation, q_tiles, k_tiles, tiling.n_k),
-        *q_tiles.shape,
-        *k_tiles.shape,
-    ]:
-        if not len(rows):
-            break
-        low = int(np.min(phase))
-        width = int(np.max(phase)) - low + 1
-        if span * width > _CODES:
-            _, code = np.unique(code, return_inverse=True)
-            span = int(code.max()) + 1
-        code, span = code * width + (phase - low), span * width
-    _, first, group = np.unique(code, return_index=True, return_inverse=True)
-    return first, group
+    phases = *phase_of(relation, q_tiles, k_tiles, tiling.n_k), *q_tiles.shape, *k_tiles.shape
+    return equal(np.stack([np.broadcast_to(phase, len(rows)) for phase in phases]))
+
+
+def equal(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Equal columns of integers [m, count]: the first of each group, ascending, and the number of
+    the group of each."""
+    order = np.lexsort(table)
+    begins = np.ones(table.shape[1], bool)
+    begins[1:] = (np.diff(table[:, order]) != 0).any(0)
+    firsts = order[begins]
+    group = np.empty_like(order)
+    group[order] = np.argsort(np.argsort(firsts))[np.cumsum(begins) - 1]
+    return np.sort(firsts), group

@@ -209,21 +209,13 @@ class Streamable(Protocol):
         come with log-sum-exps as of `Mergeable`, None for those too that were not asked for."""
 
 
-@runtime_checkable
-class Joining(Protocol):
-    """A backend that runs heads of different graphs in one call."""
-
-    def joins(self, works: Sequence[Work]) -> bool:
-        """Whether it does so for these."""
-
-    def build_joined(
-        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
-    ) -> Kernel:
-        """The kernel of groups of heads that share a work each, one after the other."""
-
-
 class Backend(Protocol):
-    """One way to run works. Nothing but `build` may need torch."""
+    """One way to run works. Nothing but `build` may need torch.
+
+    One that runs heads of different graphs in one call has two methods more: `joins(works)` says
+    whether it does so for these, of a head each, and `build_joined(groups, device)` builds the
+    kernel of groups of heads that share a work each, one after the other.
+    """
 
     @property
     def name(self) -> str: ...

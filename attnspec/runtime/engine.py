@@ -39,7 +39,6 @@ from attnspec.lower.work import (
     Backend,
     BackendError,
     Call,
-    Joining,
     Kernel,
     Mergeable,
     Work,
@@ -374,9 +373,9 @@ class Engine:
         kernels: list[Built] = []
         for backend, mine in chosen.values():
             every = [(work, head) for work, members in mine for head in members]
-            works = [work for work, _ in every]
-            if len(mine) > 1 and isinstance(backend, Joining) and backend.joins(works):
-                joined = backend.build_joined(mine, place)
+            works, joining = [work for work, _ in every], cast(Any, backend)
+            if len(mine) > 1 and hasattr(backend, "joins") and joining.joins(works):
+                joined = joining.build_joined(mine, place)
                 kernels.append((joined, works[0], tuple(head for _, head in every)))
             else:
                 kernels += [(backend.build(*each, place), *each) for each in mine]

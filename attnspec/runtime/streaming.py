@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.key_cache import GraphStream, InPieces, Keeper, KeyCache
+from attnspec.backends.common.key_cache import GraphStream, KeyCache
 from attnspec.backends.planner import choose
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
@@ -201,9 +201,10 @@ def stream_kernel(
             " positions, or `columns(x)` with `input x: tokens(at_most = 16)`"
         )
     # an input that is read at earlier positions is kept with their keys
-    keeper = Keeper(replace(bound, before=bound.before + lag), heads, device)
-    stream = GraphStream(work, keeper) if kernel is None else kernel.streamed(keeper)
-    return cast(Kernel, InPieces(stream))
+    reach = replace(bound, before=bound.before + lag)
+    if kernel is None:
+        return cast(Kernel, GraphStream(work, reach, heads, device))
+    return cast(Kernel, kernel.streamed(reach, heads))
 
 
 def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) -> Term:

@@ -20,40 +20,9 @@ from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.merging import Outputs, merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled
+from attnspec.layout.tables import Batch, Tables, Tiled, unfolded
 from attnspec.limits import LIMITS
 from attnspec.lower.work import MERGED, Call, Work
-
-
-class Masks:
-    """The pairs of a batch's blocks on a device: by tile, alike in all blocks, those of the keys
-    that are `real`, or, where none of these is there, all. They `differ` where blocks have masks of
-    their own."""
-
-    def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
-        self.tiled = self.shared = self.real = None
-        mask = batch.mask
-        if isinstance(mask, Tiled):
-            self.tiled = Tiled(*(torch.from_numpy(x).to(device) for x in (mask.kinds, mask.tiles)))
-        elif mask is not None:
-            self.shared = torch.from_numpy(mask).to(device)
-        elif (batch.k < 0).any():
-            self.real = torch.from_numpy(batch.k >= 0).to(device)
-        self.differ = self.tiled is not None or self.real is not None
-
-    def of(self, low: int, high: int, rows: slice) -> Tensor | None:
-        """The pairs of some blocks and their queries, bool [1 or blocks, h or 1, w], or None."""
-        if self.shared is not None:
-            return self.shared[:, rows]
-        if self.tiled is None:
-            return None if self.real is None else self.real[low:high, None]
-        tall = self.tiled.tiles.shape[1]
-        above = rows.start // tall
-        kinds = self.tiled.kinds[low:high, above : -(-rows.stop // tall)]
-        mask = self.tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
-        mask = mask & (kinds >= FULL_TILE)[..., None, None]
-        mask = mask.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        return mask[:, rows.start - above * tall : rows.stop - above * tall]
 
 
 @dataclass(frozen=True)
@@ -79,7 +48,7 @@ class Piece:
     @property
     def mask(self) -> Tensor | None:
         """The pairs, bool [1 or blocks, h or 1, w]; None where every pair is an edge."""
-        return self.batch.masks.of(self.low, self.high, slice(self.first, self.last))
+        return self.batch.mask(self.low, self.high, slice(self.first, self.last))
 
     def of_queries(self, x: Tensor) -> Tensor:
         """[B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
@@ -102,7 +71,7 @@ def _of(x: Tensor, axis: int, first: int | None, start: int, index: Tensor) -> T
 
 class DeviceBatch:
     """A batch with its rows and masks as tensors of a device; places that are not rows have the one
-    before them, or the first one."""
+    before them, or the first one. Masks `differ` where blocks have masks of their own."""
 
     def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
         self.queries, self.keys = (
@@ -111,7 +80,27 @@ class DeviceBatch:
         self.blocks, self.height = batch.q.shape
         self.width = batch.k.shape[1]
         self.first_query, self.first_key = _start_of(batch.q), _start_of(batch.k)
-        self.masks = Masks(batch, device)
+        mask, self.tiled = batch.mask, None
+        self.differ = isinstance(mask, Tiled)
+        if isinstance(mask, Tiled):
+            self.tiled = Tiled(*(torch.from_numpy(x).to(device) for x in (mask.kinds, mask.tiles)))
+            mask = None
+        elif mask is None and (batch.k < 0).any():
+            mask, self.differ = batch.k[:, None] >= 0, True
+        self.pairs = None if mask is None else torch.from_numpy(mask).to(device)
+
+    def mask(self, low: int, high: int, rows: slice) -> Tensor | None:
+        """The pairs of some blocks and their queries, bool [1 or blocks, h or 1, w]; None where
+        every pair is an edge."""
+        if self.tiled is None:
+            if self.pairs is None:
+                return None
+            return self.pairs[low:high] if self.differ else self.pairs[:, rows]
+        tall = self.tiled.tiles.shape[1]
+        above = rows.start // tall
+        kinds = self.tiled.kinds[low:high, above : -(-rows.stop // tall)]
+        mask = unfolded(self.tiled.tiles, kinds)
+        return mask[:, rows.start - above * tall : rows.stop - above * tall]
 
     def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
         """Parts whose temporaries stay below `LIMITS.piece` numbers, in blocks or else in rows."""

@@ -7,7 +7,7 @@ devices, for derivatives of derivatives, and mostly under dropout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -72,19 +72,12 @@ class SoftmaxKernel(ByKeyHead):
 
     work: Work
     one_size = by_key_head = True
-    # whether `forward` weighs the logit 0 of `softmax1`, else what `attended` adds
-    weighs_zero = False
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
 
     def build_differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations."""
         raise NotImplementedError
-
-    @cached_property
-    def scales(self) -> dict[int, float]:
-        """The factor of scores by the size of heads."""
-        return {}
 
     @cached_property
     def differentiable(self) -> ByKeyHead:
@@ -128,10 +121,8 @@ class SoftmaxKernel(ByKeyHead):
 
     def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """The same in differentiable operations."""
-        out, lse = self.differentiable.composed(q, k, v, call)
-        if lse is None:
-            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
-        return out, lse
+        # which of a softmax has log-sum-exps
+        return cast("Partial", self.differentiable.composed(q, k, v, call))
 
     def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.differentiable.traced(q, k, v, call)
@@ -144,7 +135,6 @@ class SoftmaxKernel(ByKeyHead):
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         if self.goes_fast(q, k, v, call):
             return self._fast(q, k, v, call)
-        # `composed` of a softmax has log-sum-exps
         return cast("Partial", super().partial(q, k, v, call))
 
     def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
@@ -158,50 +148,30 @@ class SoftmaxKernel(ByKeyHead):
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             q, k, v = rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
-        if size not in self.scales:
-            self.scales[size] = scale_of(self.work, size)
-        scale = self.scales[size]
         if call.dropout_p:
             call = with_seed(call, q.device)
         tensors = q, k, v, *call.tables.values()
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            names, sizes = tuple(call.tables), (size, out_size)
-            out, lse = _Differentiable.apply(self, call, scale, sizes, names, *tensors)  # type: ignore[no-untyped-call]
+            out, lse = _Differentiable.apply(self, call, size, *tensors)  # type: ignore[no-untyped-call]
         else:
-            out, lse = self.attended(q, k, v, call, scale)
+            out, lse = self.of_heads(q, k, v, call, scale_of(self.work, size))
         return out if out.shape[-1] == out_size else out[..., :out_size], lse
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
-        """`forward` of q [B, H, n_q, d], with the logit 0 of `softmax1`: the output like it and the
-        log-sum-exps [B, H, n_q]."""
-        kind, more = q.dtype, self.work.normalize == "softmax1" and not self.weighs_zero
-        if more:
-            # the share of the other keys is rounded once, with the output
-            q, k, v = widened(q), widened(k), widened(v)
-        out, lse = self.forward(grouped(q, k) if self.by_key_head else q, k, v, call, scale)
-        if self.by_key_head:
-            out, lse = out.flatten(1, 2), lse.flatten(1, 2)
-        if more:
-            out, lse = with_zero((out, lse), in_place=True)
-            out = out.to(kind)
-        return out, lse
-
-    def derivatives_of_heads(
-        self,
-        saved: Sequence[Tensor],
-        grad: Tensor,
-        of_lse: Tensor | None,
-        call: Call,
-        scale: float,
-    ) -> Sequence[Tensor]:
-        """`derivatives` of what `attended` was given and returned."""
+    def of_heads(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
+        """`attended` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
         if not self.by_key_head:
-            return self.derivatives(saved, grad, of_lse, call, scale)
-        q, k, v, out, lse = saved
-        tensors = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
-        above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
-        of_q, *others = self.derivatives(tensors, *above, call, scale)
-        return of_q.flatten(1, 2), *others
+            return self.attended(q, k, v, call, scale)
+        out, lse = self.attended(grouped(q, k), k, v, call, scale)
+        return out.flatten(1, 2), lse.flatten(1, 2)
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
+        """`forward` with the logit 0 of `softmax1`."""
+        if self.work.normalize != "softmax1":
+            return self.forward(q, k, v, call, scale)
+        # the share of the other keys is rounded once, with the output
+        found = self.forward(widened(q), widened(k), widened(v), call, scale)
+        out, lse = with_zero(found, in_place=True)
+        return out.to(q.dtype), lse
 
 
 class Several(ByKeyHead):
@@ -230,57 +200,52 @@ class Several(ByKeyHead):
 
 
 class _Differentiable(Function):
-    """The fast way, with the composed one for derivatives of its derivative."""
+    """The fast way, with the composed one for derivatives of its derivative; `size` is that of
+    heads before zeros were put behind them."""
 
     @staticmethod
-    def forward(ctx, kernel, call, scale, sizes, names, q, k, v, *tables):  # type: ignore[no-untyped-def]
-        # the call would keep its tables as they are outside of this function
-        bare = replace(call, tables={}, known=None) if tables or call.known else call
+    def forward(ctx, kernel, call, size, q, k, v, *tables):  # type: ignore[no-untyped-def]
         if call.known is None:
-            out, lse = kernel.attended(q, k, v, call, scale)
+            out, lse = kernel.of_heads(q, k, v, call, scale_of(kernel.work, size))
         else:
             out, lse = (x.detach() for x in call.known)
             out = rows_of_size(out, q.shape[-1]) if kernel.one_size else out
         ctx.save_for_backward(q, k, v, out, lse, *tables)
         ctx.set_materialize_grads(False)
-        ctx.given = kernel, bare, scale, sizes, names
+        # the call would keep its tables as they are outside of this function
+        bare = replace(call, tables={}, known=None) if tables or call.known else call
+        ctx.given = kernel, bare, size, tuple(call.tables)
         return out, lse
 
     @staticmethod
     def backward(ctx, grad, of_lse):  # type: ignore[no-untyped-def]
-        kernel, call, scale, sizes, names = ctx.given
+        kernel: SoftmaxKernel
+        call: Call
+        kernel, call, size, names = ctx.given
         q, k, v, out, lse, *tables = ctx.saved_tensors
-        call = _with_tables(call, names, tables)
-        tensors, asks = (q, k, v, *tables), ctx.needs_input_grad[5:]
+        asks = ctx.needs_input_grad[3:]
+
+        def with_tables(tables: Sequence[Tensor]) -> Call:
+            return replace(call, tables=dict(zip(names, tables, strict=True))) if names else call
+
+        def run(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Outputs:
+            parts = q[..., :size], k[..., :size], v
+            return ByKeyHead.partial(kernel, *parts, with_tables(tables))
+
         grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():
-            grads = _again(kernel, call, sizes, tensors, asks, (grad, of_lse))
+            grads = derivatives(run, (q, k, v, *tables), asks, (grad, of_lse))
         elif grad is None and of_lse is None:
             grads = [None] * len(asks)
         else:
             grad = torch.zeros_like(out) if grad is None else in_rows(grad)
-            grads = kernel.derivatives_of_heads((q, k, v, out, lse), grad, of_lse, call, scale)
-        return None, None, None, None, None, *grads
-
-
-def _again(
-    kernel: SoftmaxKernel,
-    call: Call,
-    sizes: tuple[int, int],
-    given: Sequence[Tensor],
-    asks: Sequence[bool],
-    grads: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """The gradients as something that can be differentiated again."""
-    size, out_size = sizes
-
-    def run(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Sequence[Tensor | None]:
-        whole = _with_tables(call, tuple(call.tables), tables)
-        q, k, v = q[..., :size], k[..., :size], v[..., :out_size]
-        return ByKeyHead.partial(kernel, q, k, v, whole)
-
-    uppers = [None if x is None else x[..., :out_size] for x in grads[:1]] + [grads[1]]
-    return derivatives(run, given, asks, uppers)
+            if kernel.by_key_head:
+                q, out, lse, grad = (grouped(x, k) for x in (q, out, lse, grad))
+                of_lse = None if of_lse is None else grouped(of_lse, k)
+            saved, scale = (q, k, v, out, lse), scale_of(kernel.work, size)
+            of_q, *others = kernel.derivatives(saved, grad, of_lse, with_tables(tables), scale)
+            grads = of_q.flatten(1, 2) if kernel.by_key_head else of_q, *others
+        return None, None, None, *grads
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
@@ -291,13 +256,6 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
 def has_numbers(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether nothing looks on, and there is something to compute."""
     return not is_transformed() and bool(q.numel() and k.numel() and v.numel())
-
-
-def _with_tables(call: Call, names: Sequence[str], tables: Sequence[Tensor]) -> Call:
-    if not names:
-        return call
-    tables_by_name: Mapping[str, Tensor] = dict(zip(names, tables, strict=True))
-    return replace(call, tables=tables_by_name)
 
 
 def fused(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from attnspec.graphs.look_back import LookBack
 from attnspec.graphs.relation import evaluate_pairs
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Streamable, Work
+from attnspec.lower.work import Call, Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,37 +126,9 @@ class KeyCache:
             real[:, place] = True if padding is None else padding[:, 0]
         return replace(self, count=self.count + 1, padding=real)
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether torch lets it be written here: what inference mode made is read alone outside."""
-        tensors = self.keys, self.values, self.padding
-        made = any(x is not None and x.is_inference() for x in tensors)
-        return torch.is_inference_mode_enabled() or not made
-
 
 def _place(positions: np.ndarray, first: int, turn: int) -> np.ndarray:
     return np.where(positions < first, positions, first + (positions - first) % turn)
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """What some new positions may read, how it lies to the queries, one block of them, and which
-    keys later positions may read, bool [w]."""
-
-    every: KeyCache
-    formula: Formula
-    blocks: Blocks
-    later: np.ndarray
-
-    @cached_property
-    def kept(self) -> KeyCache:
-        """What is kept for later positions."""
-        return self.every.part(self.later)
-
-    @cached_property
-    def left(self) -> KeyCache:
-        """What no later position reads."""
-        return self.every.part(~self.later)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,127 +144,106 @@ class Placed:
         return self.values[:, place.clamp_max(len(self.positions) - 1)]
 
 
-@dataclass(frozen=True)
-class Keeper:
-    """Keeps the keys of some heads as far as a graph looks back."""
+@dataclass(frozen=True, eq=False)
+class KeyStream:
+    """Goes on with the graph of some heads, as far as it looks back: keeps the keys that a later
+    position may read, no other."""
 
+    work: Work
     reach: LookBack
     heads: tuple[int, ...]
     device: torch.device
 
-    def seen(self, work: Work, k: Tensor, v: Tensor, call: Call, before: KeyCache | None) -> Seen:
-        """What new positions with keys k [B, K, t, d] and values v [B, K, t, d_v] may read; padding
-        and inputs of the call are those of these positions."""
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
+    ) -> tuple[Outputs, object]:
+        """As `Streamable.step`, some positions at a time: a position meets all keys of its step,
+        though it reads few."""
+        outs, sums = [], []
+        for low in range(0, max(1, q.shape[2]), LIMITS.stream):
+            parts, here = (q, k, v), call
+            if q.shape[2] > LIMITS.stream:
+                at = slice(low, low + LIMITS.stream)
+                padding = None if call.padding is None else call.padding[:, at]
+                data = {name: values[:, at] for name, values in call.data.items()}
+                here = replace(call, padding=padding, data=data)
+                parts = q[:, :, at], k[:, :, at], v[:, :, at]
+            (out, lse), state = self.advanced(*parts, here, state, with_lse)
+            outs.append(out)
+            if lse is not None:
+                sums.append(lse)
+        if len(outs) == 1:
+            return (out, lse), state
+        return (torch.cat(outs, 2), torch.cat(sums, 2) if sums else None), state
+
+    def advanced(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
+    ) -> tuple[Outputs, object]:
+        """A step of few positions."""
+        raise NotImplementedError
+
+    def seen(
+        self, k: Tensor, v: Tensor, call: Call, before: KeyCache | None
+    ) -> tuple[KeyCache, Formula, Blocks, np.ndarray]:
+        """What new positions with keys k [B, K, t, d] and values v [B, K, t, d_v] may read, and how
+        it lies to the queries, one block of them; and which of these keys later positions may read,
+        bool [w]. Padding and inputs of the call are those of the new positions."""
         first = 0 if before is None else before.count
         at = np.arange(first, first + k.shape[2])
-        data = {name: call.data[name] for name in work.reads}
+        data = {name: call.data[name] for name in self.work.reads}
         every = KeyCache(k, v, at, first + len(at), call.padding, data)
         if before is not None:
             every = before.joined(every)
-        mask, formula = self._mask(work, every, at), self.formula(work, len(at), every.count)
-        symbols = self.symbols(at[:, None], every.positions) if work.changes.placed else {}
-        blocks = Blocks(mask[:, None, None, None], symbols=symbols)
-        return Seen(every, formula, blocks, self._later(every))
+        index = torch.from_numpy(every.positions).to(self.device)
+        placed = {name: Placed(values, index) for name, values in every.data.items()}
+        q_at, k_at, n = at[:, None], every.positions, every.count
+        mask = mask_plan(self.work.relation, q_at, k_at[None], n, self.device)(placed)
+        mask = mask.expand(*mask.shape[:-2], len(at), len(k_at)).reshape(-1, len(at), len(k_at))
+        if every.padding is not None:
+            mask = mask & every.padding[:, None]
+        later = (k_at < self.reach.first) | (k_at >= n - self.reach.before)
+        for tokens in self.reach.marked:
+            member = cast(Tensor, with_data(tokens, placed).contains(index, n))
+            # samples that mark others keep those, too: their masks tell them apart
+            later |= member.reshape(-1, len(k_at)).any(0).cpu().numpy()
+        blocks = Blocks(mask[:, None, None, None], symbols=self._symbols(q_at, k_at))
+        return every, self._formula(len(at), n), blocks, later
 
-    def symbols(self, q: np.ndarray, k: np.ndarray) -> dict[str, Tensor]:
+    def _symbols(self, q: np.ndarray, k: np.ndarray) -> dict[str, Tensor]:
         """Positions as scores read them."""
         return {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
 
-    def formula(self, work: Work, n_q: int, n_k: int) -> Formula:
-        """The formula of a work for so many positions."""
-        here = Work(work.relation, n_q, n_k, work.scale, work.changes, work.normalize)
-        return Formula(here, self.heads, self.device)
-
-    def _mask(self, work: Work, every: KeyCache, at: np.ndarray) -> Tensor:
-        """Which keys the positions read, bool [B or 1, t, w]."""
-        q, k, n = at[:, None], every.positions[None], every.count
-        mask = mask_plan(work.relation, q, k, n, self.device)(self._placed(every), n)
-        mask = mask.expand(*mask.shape[:-2], len(at), k.size).reshape(-1, len(at), k.size)
-        return mask if every.padding is None else mask & every.padding[:, None]
-
-    def _later(self, every: KeyCache) -> np.ndarray:
-        """What later positions may read, bool [w]."""
-        at = every.positions
-        later = (at < self.reach.first) | (at >= every.count - self.reach.before)
-        if self.reach.marked:
-            placed, index = self._placed(every), torch.from_numpy(at).to(self.device)
-            for tokens in self.reach.marked:
-                member = cast(Tensor, with_data(tokens, placed).contains(index, every.count))
-                # samples that mark others keep those, too: their masks tell them apart
-                later |= member.reshape(-1, len(at)).any(0).cpu().numpy()
-        return later
-
-    def _placed(self, every: KeyCache) -> dict[str, Placed]:
-        if not every.data:
-            return {}
-        at = torch.from_numpy(every.positions).to(self.device)
-        return {name: Placed(values, at) for name, values in every.data.items()}
-
-
-class RingRows(NamedTuple):
-    """How r = `LIMITS.ring` positions read a ring of w places, the first a multiple of r: masks
-    bool [r, w], whether these are of whole rows, and positions int64 [r, …] where scores ask."""
-
-    formula: Formula
-    masks: Tensor
-    whole: list[bool]
-    symbols: dict[str, Tensor]
-
-    @staticmethod
-    def of(work: Work, keeper: Keeper, number: int) -> RingRows:
-        """The rows of the positions from `LIMITS.ring` times a number on."""
-        first, turn = keeper.reach.first, keeper.reach.before + 1
-        q = np.arange(number * LIMITS.ring, (number + 1) * LIMITS.ring)[:, None]
-        place = np.arange(first + turn)[None]
-        # the last position up to q that stands at a place
-        k = np.where(place < first, place, q - (q - place) % turn)
-        n = int(q[-1, 0]) + 1
-        # before a ring is full no row of it is asked for
-        pairs = evaluate_pairs(work.relation, q, k.clip(0), n) & (k >= 0)
-        symbols = keeper.symbols(q, k) if work.changes.placed else {}
-        masks, whole = torch.from_numpy(pairs).to(keeper.device), [bool(row.all()) for row in pairs]
-        return RingRows(keeper.formula(work, 1, n), masks, whole, symbols)
-
-    def blocks(self, ring: KeyCache) -> Blocks:
-        """How the last position of a ring reads it, as one block."""
-        row = (ring.count - 1) % LIMITS.ring
-        mask = None if self.whole[row] else self.masks[row].view(1, 1, 1, 1, 1, -1)
-        if ring.padding is not None:
-            real = ring.padding[:, None, None, None, None]
-            mask = real if mask is None else mask & real
-        return Blocks(mask, symbols={name: x[row] for name, x in self.symbols.items()})
+    def _formula(self, n_q: int, n_k: int) -> Formula:
+        work = replace(self.work, n_q=n_q, n_k=n_k, unit_keys=False)
+        return Formula(work, self.heads, self.device)
 
 
 @dataclass(frozen=True, eq=False)
-class GraphStream:
-    """Goes on with a graph: keeps the keys that a later position may read, no other."""
+class GraphStream(KeyStream):
+    """Goes on with a graph alone."""
 
-    work: Work
-    keeper: Keeper
-    rows: Cache[int, RingRows] = field(default_factory=lambda: Cache(LIMITS.rows_kept))
+    rows: Cache[int, tuple[Formula, list[Blocks]]] = field(
+        default_factory=lambda: Cache(LIMITS.rows_kept)
+    )
 
-    def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        call: Call,
-        state: object,
-        with_lse: bool = False,
+    def advanced(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
     ) -> tuple[Outputs, object]:
         before, plain = cast("KeyCache | None", state), self.work.plain and not with_lse
         after = self._ring(before, k, v) if call.in_place and q.shape[2] == 1 else None
         if after is not None:
             after = every = after.written(k, v, call.padding)
-            number = (every.count - 1) // LIMITS.ring
-            rows = self.rows.get(
-                number, lambda: apart(lambda: RingRows.of(self.work, self.keeper, number))
-            )
-            formula, blocks = rows.formula, rows.blocks(every)
+            number, row = divmod(every.count - 1, LIMITS.ring)
+            formula, rows = self.rows.get(number, lambda: apart(lambda: self._rows(number)))
+            blocks = rows[row]
+            if every.padding is not None:
+                real = every.padding[:, None, None, None, None]
+                real = real if blocks.mask is None else blocks.mask & real
+                blocks = replace(blocks, mask=real)
         else:
             before = None if before is None else before.in_order()
-            seen = self.keeper.seen(self.work, k, v, call, before)
-            every, formula, blocks, after = seen.every, seen.formula, seen.blocks, seen.kept
+            every, formula, blocks, later = self.seen(k, v, call, before)
+            after = every.part(later)
         queries, keys, values = grouped(q, k), every.keys, every.values
         # the fused kernel has no second derivatives
         if plain and unseen(q, keys, values):
@@ -310,37 +260,29 @@ class GraphStream:
         # what is written over must not be needed for derivatives
         if before is None or self.work.reads or not unseen(k, v, before.keys, before.values):
             return None
-        ring = before.ring(self.keeper.reach)
-        return ring if ring is not None and ring.is_writable else None
+        ring = before.ring(self.reach)
+        if ring is None or torch.is_inference_mode_enabled():
+            return ring
+        # what inference mode made is read alone outside
+        tensors = ring.keys, ring.values, ring.padding
+        return None if any(x is not None and x.is_inference() for x in tensors) else ring
 
-
-@dataclass(frozen=True, eq=False)
-class InPieces:
-    """Goes on some positions at a time: many take time and memory in proportion to their number,
-    where a position meets all keys of its step, though it reads few."""
-
-    stream: Streamable
-
-    def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        call: Call,
-        state: object,
-        with_lse: bool = False,
-    ) -> tuple[Outputs, object]:
-        if q.shape[2] <= LIMITS.stream:
-            return self.stream.step(q, k, v, call, state, with_lse)
-        outs, sums = [], []
-        for low in range(0, q.shape[2], LIMITS.stream):
-            at = slice(low, low + LIMITS.stream)
-            padding = None if call.padding is None else call.padding[:, at]
-            data = {name: values[:, at] for name, values in call.data.items()}
-            here = replace(call, padding=padding, data=data)
-            parts = q[:, :, at], k[:, :, at], v[:, :, at]
-            (out, lse), state = self.stream.step(*parts, here, state, with_lse)
-            outs.append(out)
-            if lse is not None:
-                sums.append(lse)
-        return (torch.cat(outs, 2), torch.cat(sums, 2) if sums else None), state
+    def _rows(self, number: int) -> tuple[Formula, list[Blocks]]:
+        """How each of r = `LIMITS.ring` positions, the first number * r, reads a ring, which is
+        full by then."""
+        first, turn = self.reach.first, self.reach.before + 1
+        q = np.arange(number * LIMITS.ring, (number + 1) * LIMITS.ring)[:, None]
+        place = np.arange(first + turn)[None]
+        # the last position up to q that stands at a place
+        k = np.where(place < first, place, q - (q - place) % turn)
+        n = int(q[-1, 0]) + 1
+        pairs = evaluate_pairs(self.work.relation, q, k.clip(0), n) & (k >= 0)
+        masks = torch.from_numpy(pairs[:, None, None, None, None, None]).to(self.device)
+        symbols = self._symbols(q, k)
+        return self._formula(1, n), [
+            Blocks(
+                None if pairs[row].all() else masks[row],
+                symbols={name: x[row] for name, x in symbols.items()},
+            )
+            for row in range(LIMITS.ring)
+        ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from attnspec.graphs.across import Across
 from attnspec.graphs.gathered import Gathered
@@ -19,6 +19,9 @@ from attnspec.graphs.token_sets import StandIn, reads_data
 
 ALL, NONE = Full(), Complement(Full())
 """Every pair, and no pair."""
+
+Moved: TypeAlias = Transpose | Shift | Across | Gathered
+"""Operators that hold the pairs of a term at other positions."""
 
 Nothing = TypeVar("Nothing", bound=Relation | None)
 
@@ -99,7 +102,7 @@ class Reading:
 
 @lru_cache(maxsize=256)
 def reading_of(relation: Relation) -> Reading:
-    """A graph in two; raises ValueError for what is numbered anew."""
+    """A graph in two."""
     terms = relation.terms if isinstance(relation, Intersection) else (relation,)
     read = [term for term in terms if reads_data(term)]
     parts: list[Relation] = []
@@ -110,16 +113,11 @@ def reading_of(relation: Relation) -> Reading:
 
 def is_askable(relation: Relation) -> bool:
     """Whether the condition of a graph is answered for tensors of positions."""
-    try:
-        condition = reading_of(relation).condition
-    except ValueError:
-        return False
+    condition = reading_of(relation).condition
     return condition is None or takes_tensors(condition)
 
 
-def _condition(
-    term: Relation, around: tuple[Transpose | Shift | Across, ...], parts: list[Relation]
-) -> Relation:
+def _condition(term: Relation, around: tuple[Moved, ...], parts: list[Relation]) -> Relation:
     """A term with static parts by their numbers; `around` it, the first outermost, stand operators
     that are brought to its leaves, so that every part is one of the sequence as it is."""
     match term:
@@ -140,15 +138,13 @@ def _condition(
                 return condition
             # what an operator puts nothing at is not in the complement either
             return Intersection((_condition(ALL, around, parts), condition))
-        case Transpose(inner) | Shift(inner) | Across(inner):
+        case Transpose(inner) | Shift(inner) | Across(inner) | Gathered(inner):
             return _condition(inner, (*around, term), parts)
-        case Gathered():
-            raise ValueError("it reads inputs in the numbering of another sequence")
         case _:
             return _within(term, around)
 
 
-def _within(term: Relation, around: tuple[Transpose | Shift | Across, ...]) -> Relation:
+def _within(term: Relation, around: tuple[Moved, ...]) -> Relation:
     for operator in reversed(around):
         term = replace(operator, term=term)
     return term

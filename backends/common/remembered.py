@@ -1,15 +1,18 @@
-"""What was made of inputs, kept while these come again."""
+"""What was made of inputs, or brought to a device, kept while these come again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.torch_modes import is_transformed, is_watched
+from attnspec.backends.common.torch_modes import apart, is_transformed, is_watched
+from attnspec.limits import LIMITS
+from attnspec.lower.cache import Cache
 
 Value = TypeVar("Value")
 
@@ -64,3 +67,15 @@ def _known_by(x: Tensor, base: Tensor) -> tuple[Any, ...]:
         numbers = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
         return x.dtype, x.shape, numbers.tobytes()
     return id(base), x._version, x.dtype, x.storage_offset(), x.shape, x.stride()
+
+
+_brought: Cache[tuple[tuple[int | float, ...], str], Tensor] = Cache(LIMITS.layouts)
+
+
+def table_of(values: tuple[int | float, ...], device: torch.device) -> Tensor:
+    """Numbers [m] on a device, to which they are brought once."""
+    if device.type == "cpu":
+        return torch.tensor(values, device=device)
+    # it is kept, so the modes of this call must not reach it
+    build = partial(apart, lambda: torch.tensor(values, device=device))
+    return _brought.get((values, str(device)), build)

@@ -96,26 +96,21 @@ def array_of(x: Tensor) -> np.ndarray:
         return x.cpu().numpy()
 
 
-def is_surrounded() -> bool:
-    """Whether modes are about that what is built would keep: tracing, torch.func, autocast, a
-    default device, tensors that only pretend."""
-    return bool(
+def apart(build: Callable[[], Value]) -> Value:
+    """What `build` returns, called outside of the modes of the caller: what outlives a call must
+    not be built in them.
+
+    Those that cannot be left (tracing, torch.func, autocast, a default device, tensors that only
+    pretend) are not known to another thread, which costs more than a small build.
+    """
+    if not (
         # first: what traces need not look at the rest
         _is_tracing()
         or is_transformed()
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_any_autocast_enabled()
-    )
-
-
-def apart(build: Callable[[], Value]) -> Value:
-    """What `build` returns, called outside of the modes of the caller: what outlives a call must
-    not be built in them.
-
-    Those that cannot be left are not known to another thread, which costs more than a small build.
-    """
-    if not is_surrounded():
+    ):
         with torch.inference_mode(False), torch.enable_grad():
             return build()
     with ThreadPoolExecutor(max_workers=1) as fresh:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.on_device import table_of
+from attnspec.backends.common.remembered import table_of
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.decided import cluster, lists, lsh, sinkhorn, topk
 from attnspec.backends.decided.choice import Choice, part_of

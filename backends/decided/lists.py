@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.masks import mask_plan
-from attnspec.backends.common.on_device import pairs_at
+from attnspec.backends.common.masks import mask_plan, reading
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.ranking import marked, rising_places
 from attnspec.graphs.patterns.chosen import Chosen
-from attnspec.graphs.relation import Relation
-from attnspec.graphs.token_sets import reads_data
+from attnspec.graphs.relation import Relation, takes_tensors
 from attnspec.limits import LIMITS
 
 TILE = 64
@@ -34,10 +32,10 @@ class Pairs(Choice):
     n: int
 
     def holds(self, q: Tensor, k: Tensor) -> Tensor:
-        if not reads_data(self.relation):
-            return pairs_at(self.relation, q, k, self.n)
+        if not q.is_cpu and takes_tensors(self.relation):
+            return reading(self.relation, q, k, self.n)(self.data) & (q == q) & (k == k)
         at = [position.cpu().numpy() for position in (q, k)]
-        return mask_plan(self.relation, at[0], at[1], self.n, q.device)(self.data, self.n)
+        return mask_plan(self.relation, at[0], at[1], self.n, q.device)(self.data)
 
 
 @dataclass(frozen=True, eq=False)

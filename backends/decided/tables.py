@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.exact import some_together
-from attnspec.backends.common.on_device import pairs_at
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Holds, TileLists, part_of
 from attnspec.backends.decided.lists import Pairs
@@ -244,10 +243,8 @@ class Part:
 
     def tables(self, product: Product) -> Iterator[Placed]:
         """The tables of a product, one layout after the other."""
-        each: list[Holds] = []
-        if product.static is not None:
-            each.append(partial(pairs_at, product.static, n=self.n_k))
-        each += [Pairs(relation, self.data, self.n_k).holds for relation in product.others]
+        others = product.others if product.static is None else (product.static, *product.others)
+        each: list[Holds] = [Pairs(x, self.data, self.n_k).holds for x in others]
         choice, padding = self.data[product.leaf], self.call.padding
         if choice.counted:
             each.append(lambda q, k: choice.counts(q, k).double().log())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.on_device import table_of
+from attnspec.backends.common.remembered import table_of
 from attnspec.backends.decided.block_scores import Part, Rows, Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.common.composed import ComposedStep, Piece
-from attnspec.backends.common.key_cache import Keeper, KeyCache
+from attnspec.backends.common.key_cache import KeyCache, KeyStream
 from attnspec.backends.common.masks import by_key_head, mask_plan
-from attnspec.backends.common.merging import LOWEST, Partial, in_one_frame
+from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_frame
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import apart, is_transformed
@@ -52,6 +52,7 @@ from attnspec.backends.factored.lag import lagged
 from attnspec.backends.factored.softmax import check_no_dropout
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
+from attnspec.graphs.look_back import LookBack
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of
 
@@ -362,7 +363,7 @@ class HybridKernel:
         """Some queries beside all keys, as one block of the graph."""
         n_k, heads = self.work.n_k, len(given.k) // max(1, samples)
         q, k = at[:, None] + n_k - self.work.n_q, np.arange(n_k)[None]
-        mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data, n_k)
+        mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data)
         # inputs of graphs that are not data-dependent have no axis of heads
         mask = mask[:, None] if mask.dim() == 3 else mask
         # the kernel may give each query head keys of its own
@@ -372,9 +373,9 @@ class HybridKernel:
         symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
         return Blocks(mask, symbols=symbols)
 
-    def streamed(self, keeper: Keeper) -> HybridStream:
+    def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
         """What goes on with it from a state."""
-        return HybridStream(self, keeper)
+        return HybridStream(self.graph, reach, heads, self.device, self)
 
 
 class ReadingHybrid(ReadingKernel):
@@ -395,9 +396,9 @@ class ReadingHybrid(ReadingKernel):
     def unknown(self) -> HybridKernel:
         return HybridKernel(self.work, self.heads, self.device, self.kernel, None)
 
-    def streamed(self, keeper: Keeper) -> HybridStream:
+    def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
         """What goes on with it from a state, inputs coming with their positions."""
-        return HybridStream(self.unknown(), keeper)
+        return self.unknown().streamed(reach, heads)
 
 
 def hybrid_kernel(
@@ -431,7 +432,7 @@ def late_of(given: Given, lag: int) -> Given:
 
 
 @dataclass(frozen=True, eq=False)
-class HybridStream:
+class HybridStream(KeyStream):
     """Goes on with a graph and a kernel under one denominator, from the sums of the kernel over the
     keys that the graph reads no more, and all others.
 
@@ -440,13 +441,10 @@ class HybridStream:
     """
 
     hybrid: HybridKernel
-    keeper: Keeper
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
-    ) -> tuple[tuple[Tensor, Tensor | None], object]:
-        """The outputs of more positions with the logarithms of denominators, and the state after
-        them."""
+    def advanced(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
+    ) -> tuple[Outputs, object]:
         hybrid, kernel, how = self.hybrid, self.hybrid.kernel, self.hybrid.how
         check_no_dropout(f"GRAPH + {kernel.name}", call.dropout_p)
         given = kernel.given(q, k, v, call)
@@ -454,19 +452,16 @@ class HybridStream:
         # the kernel may give each query head keys of its own
         heads = len(q), -1
         k, v = (torch.unflatten(x, 0, heads) for x in (given.k, given.v))
-        seen = self.keeper.seen(hybrid.graph, k, v, call, kept)
-        at = torch.from_numpy(seen.every.positions).to(k.device)
-        now = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None]
-        blocks = replace(seen.blocks, symbols={"q": now, "k": at})
-        every = _of_keys(given, seen.every)
-        pairs = pair_by_pair(how, every, len(q), seen.formula, blocks, Call(tables=call.tables))
-        weighed = together([*pairs, of_queries(how, given, sums)], how)
-        out, lse = hybrid.worth(weighed)
-        if len(seen.left.positions):
-            sums = absorbed(how, _of_keys(given, seen.left), sums)
+        cache, formula, blocks, later = self.seen(k, v, call, kept)
+        every = _of_keys(given, cache)
+        pairs = pair_by_pair(how, every, len(q), formula, blocks, Call(tables=call.tables))
+        out, lse = hybrid.worth(together([*pairs, of_queries(how, given, sums)], how))
+        left = cache.part(~later)
+        if len(left.positions):
+            sums = absorbed(how, _of_keys(given, left), sums)
         shape = q.shape[:3]
         out = out.to(q.dtype).view(*shape, -1)
-        return (out, None if lse is None else lse.view(shape)), (sums, seen.kept)
+        return (out, None if lse is None else lse.view(shape)), (sums, cache.part(later))
 
 
 def _of_keys(given: Given, cache: KeyCache) -> Given:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
-from operator import and_, or_
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +20,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.labels import Part, certain, labels_of, reading_of
 from attnspec.backends.common.masks import with_data
-from attnspec.graphs.operators import Complement, Intersection, Union
+from attnspec.graphs.operators import Intersection
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
@@ -160,29 +158,10 @@ class StepTiles:
         q = self.places[0][self.looked[0][part]][:, :, None]
         k = self.places[1][self.looked[1][part]][:, None, :]
         real = (q >= 0) & (k >= 0)
-        mask = real & self._of(self.condition, part, data, (q.clamp(min=0), k.clamp(min=0)))
+        parts = {Part(x): self._unpacked(static, part) for x, static in enumerate(self.parts)}
+        held = with_data(self.condition, {**data, **parts})
+        mask = real & held.holds(q.clamp(min=0), k.clamp(min=0), self.n)
         return mask.expand(batch, *real.shape), q >= 0
-
-    def _of(
-        self,
-        relation: Relation,
-        part: slice,
-        data: Data,
-        at: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Which pairs of some tiles a condition holds, bool, broadcastable to [B, tiles, height,
-        width]."""
-        match relation:
-            case Part(number):
-                return self._unpacked(self.parts[number], part)
-            case Union(terms) | Intersection(terms):
-                each = [self._of(term, part, data, at) for term in terms]
-                return reduce(or_ if isinstance(relation, Union) else and_, each)
-            case Complement(term):
-                return ~self._of(term, part, data, at)
-            case _:
-                mask: Tensor = with_data(relation, data).holds(*at, self.n)
-                return mask
 
     # --- what is static ------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnspec.backends.one_block.forms import Form, form_of
+from attnspec.backends.one_block.row_keys import Form, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import MERGED, Backend, Kernel, Work, differ_in_pairs_alone, refusal_of

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead, fused
-from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading, static
+from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading
 from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.decided.choice import mean_of, rounds_of
-from attnspec.backends.one_block.row_keys import row_keys
+from attnspec.backends.one_block.row_keys import ranges_of, row_keys
 from attnspec.lower.work import Call, Work
 
 
@@ -84,7 +84,7 @@ class DenseKernel(ByKeyHead):
 
     def mask(self, call: Call) -> Tensor | None:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]; None where all do."""
-        mask = None if self.plan is None else self.plan(call.data, self.work.n_k)
+        mask = None if self.plan is None else self.plan(call.data)
         if mask is not None and not self.work.decided:
             mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
         if call.padding is None:
@@ -111,13 +111,14 @@ class RowsKernel(DenseKernel):
     no derivative is asked for is torch's own call."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        keys = row_keys(work)
-        mask = None if keys.held is None else static(torch.from_numpy(keys.held).to(device))
-        super().__init__(work, heads, device, keys.positions, mask)
-        self.fuses = work.plain and len(keys.positions) > 0
-        self.ranges, self.whole = keys.ranges, keys.ranges == (range(work.n_k),)
+        keys, pairs = row_keys(work)
+        mask = None if pairs is None else torch.from_numpy(pairs).to(device)
+        super().__init__(work, heads, device, keys, mask if mask is None else lambda data: mask)
+        self.fuses = work.plain and len(keys) > 0
+        self.ranges = ranges_of(keys)
+        self.whole = self.ranges == (range(work.n_k),)
         if self.ranges is None:
-            self.index = torch.from_numpy(keys.positions).to(device)
+            self.index = torch.from_numpy(keys).to(device)
 
     def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         return super().composed(q, self._read(k, 2), self._read(v, 2), call)
@@ -150,7 +151,7 @@ class OpenKernel(DenseKernel):
         self.work = work
         q = torch.arange(work.n_k - work.n_q, work.n_k, device=device)[:, None]
         k = torch.arange(work.n_k, device=device)[None]
-        self.plan = reading(work.relation, q, k)
+        self.plan = reading(work.relation, q, k, work.n_k)
         # tables of a length: that of a long sequence serves all
         self.formula = Formula(replace(work, n_k=_LONG), heads, device)
         self.positions = {"q": q, "k": k[0]}

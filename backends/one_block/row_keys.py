@@ -1,4 +1,4 @@
-"""From a relation to the keys of its last few queries.
+"""From a relation to the keys of its last few queries, and to what is said of all pairs in a call.
 
 A step of generation asks for one query at a length that was never seen before, so what is made here
 must cost less than reading the keys does.
@@ -6,60 +6,44 @@ must cost less than reading the keys does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache, reduce
-from operator import and_, or_
+from typing import Any
 
 import numpy as np
 
 from attnspec.backends.common.labels import possible
-from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
+from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
 
 
-@dataclass(frozen=True, eq=False)
-class RowKeys:
-    """The keys that some queries read, int64 [w], ascending, and which query reads which.
-
-    `ranges` are the same as a few ranges, None where they are none. `held` is bool [n_q, w], None
-    where every query reads every one of the keys, or where run-time inputs decide which it reads.
-    """
-
-    positions: np.ndarray
-    ranges: tuple[range, ...] | None
-    held: np.ndarray | None = None
-
-
-def row_keys(work: Work) -> RowKeys:
-    """The keys of a work's queries."""
+def row_keys(work: Work) -> tuple[np.ndarray, np.ndarray | None]:
+    """The keys that a work's queries read, int64 [w], ascending, and which query reads which, bool
+    [n_q, w]; None where every query reads every one of them, or where run-time inputs decide."""
     relation = possible(work.relation) if work.reads else work.relation
     return _row_keys(relation, work.n_q, work.n_k, bool(work.reads))
 
 
 @lru_cache(maxsize=LIMITS.layouts_few)
-def _row_keys(relation: Relation, n_q: int, n_k: int, reads: bool) -> RowKeys:
+def _row_keys(
+    relation: Relation, n_q: int, n_k: int, reads: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
     rows = np.stack([_row(relation, q, n_k) for q in range(n_k - n_q, n_k)])
     keys = np.flatnonzero(rows.any(0))
     mask = None if reads or n_q == 1 else rows[:, keys]
-    return RowKeys(keys, _ranges(keys), None if mask is None or mask.all() else mask)
+    return keys, None if mask is None or mask.all() else mask
 
 
 def _row(relation: Relation, q: int, n: int) -> np.ndarray:
     """Which keys query q reads, bool [n]."""
     match relation:
-        case Union(terms):
-            return np.asarray(reduce(or_, (_row(term, q, n) for term in terms)))
-        case Intersection(terms):
-            return np.asarray(reduce(and_, (_row(term, q, n) for term in terms)))
+        case Union(terms) | Intersection(terms):
+            pairs: Any = relation.pairs
+            return np.asarray(reduce(pairs, (_row(term, q, n) for term in terms)))
         case Complement(term):
             return ~_row(term, q, n)
-        case Shift(term, by):
-            mask, low, high = np.zeros(n, bool), max(0, by), min(n, n + by)
-            if low <= q < high:
-                mask[low:high] = _row(term, q - by, n)[low - by : high - by]
-            return mask
     closed = relation.progressions(np.array([q]), n)
     listed = type(relation).rows is not Relation.rows and not isinstance(relation, Transpose)
     if closed is None and not listed:
@@ -74,7 +58,7 @@ def _row(relation: Relation, q: int, n: int) -> np.ndarray:
     return mask
 
 
-def _ranges(keys: np.ndarray) -> tuple[range, ...] | None:
+def ranges_of(keys: np.ndarray) -> tuple[range, ...] | None:
     """Ascending keys as one progression or a few ranges, if they are that."""
     if not len(keys):
         return (range(0),)
@@ -88,3 +72,63 @@ def _ranges(keys: np.ndarray) -> tuple[range, ...] | None:
     return tuple(
         range(low, high + 1) for low, high in zip(first.tolist(), last.tolist(), strict=True)
     )
+
+
+# --- of all queries -------------------------------------------------------------------------------
+
+
+class Form(Enum):
+    """What is said of the pairs in a call, in the words of a plan."""
+
+    NOTHING = "every pair"
+    CAUSAL = "`is_causal`"
+    MASK = "a kept mask"
+
+
+def form_of(work: Work) -> Form:
+    """The least that must be said of a work's pairs; what is known at a call is a mask."""
+    if work.reads or work.decided:
+        return Form.MASK
+    form = _form(work.relation, work.n_q, work.n_k)
+    # torch multiplies the -inf of later keys with a scale, too
+    negative = work.scale is not None and work.scale <= 0
+    return Form.MASK if form is Form.CAUSAL and negative else form
+
+
+@lru_cache(maxsize=256)
+def _form(relation: Relation, n_q: int, n_k: int) -> Form:
+    if n_q * n_k > LIMITS.pairs_short:
+        return _closed_form(relation, n_q, n_k)
+    # by the definition, which raises RelationError where it has no value
+    pairs = all_pairs(relation, n_q, n_k)
+    if pairs.all():
+        return Form.NOTHING
+    causal = n_q == n_k and np.array_equal(pairs, np.tri(n_k, dtype=bool))
+    return Form.CAUSAL if causal else Form.MASK
+
+
+def _closed_form(relation: Relation, n_q: int, n_k: int) -> Form:
+    """The form of many pairs, as far as the keys of queries are known as progressions."""
+    # most graphs differ in the last row already
+    end = relation.progressions(np.array([n_k - 1]), n_k)
+    if end is None or (lengths(end) < n_k).any():
+        return Form.MASK
+    every, causal = True, n_q == n_k <= LIMITS.compared
+    for first, closed in relation.closed_rows(n_k):
+        if closed is None:
+            return Form.MASK
+        start, stop, step = closed
+        counts, last = lengths(closed), start + (stop - 1 - start) // step * step
+        q = np.arange(first, first + len(counts))
+        every = every and bool((counts == n_k)[q >= n_k - n_q].all())
+        before = np.where(stop > start, last, 0) <= q[:, None]
+        causal = causal and bool((counts == q + 1).all() and before.all())
+        if not (every or causal):
+            return Form.MASK
+    return Form.NOTHING if every else Form.CAUSAL
+
+
+def all_pairs(relation: Relation, n_q: int, n_k: int) -> np.ndarray:
+    """The pairs of the last n_q of n_k positions by the definition, bool [n_q, n_k]."""
+    q_at, k_at = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+    return evaluate_pairs(relation, q_at, k_at, n_k)

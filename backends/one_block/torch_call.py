@@ -32,7 +32,7 @@ from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.one_block.forms import Form, all_pairs, form_of
+from attnspec.backends.one_block.row_keys import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
@@ -134,8 +134,7 @@ class TorchCallKernel(SoftmaxKernel):
     def backward(
         self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
     ) -> Sequence[Tensor]:
-        q, k, v, out, lse = saved
-        parts = self._parts(q, call)
+        parts, (q, k, v, out, lse) = self._parts(grad, call), saved
         whole = len(parts) == 1 and parts[0].is_whole
         if not whole or (parts[0].bias is not None and parts[0].bias.empty is not None):
             # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
@@ -155,7 +154,7 @@ class TorchCallKernel(SoftmaxKernel):
         return grad_q, grad_k, grad_v
 
     def _parts(self, q: Tensor, call: Call) -> tuple[Part, ...]:
-        """What is computed for queries [B, H, n_q, d], every pair once."""
+        """What is computed, every pair once, for queries of this type."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)

@@ -64,7 +64,7 @@ class TablesBackend:
         if work.decided:
             return self._decided_seconds(work)
         if work.decodes:
-            units = {"call": 1, "pair": work.n_q * len(row_keys(work).positions)}
+            units = {"call": 1, "pair": work.n_q * len(row_keys(work)[0])}
             return seconds_for(weighed("torch", units, work.device, work.copies), work.device)
         if not self.stepped(work, work.device):
             return min(self._costs(work).values())
@@ -138,7 +138,7 @@ class TablesBackend:
         if work.decided:
             return _decided_steps(work)
         if work.decodes:
-            return (f"{len(row_keys(work).positions):,} of {work.n_k:,} keys",)
+            return (f"{len(row_keys(work)[0]):,} of {work.n_k:,} keys",)
         if not self.stepped(work, work.device):
             size = self.tile(work)
             return (f"natural order, tiles {size} x {size}",)

@@ -370,12 +370,12 @@ class TensorBatch(DeviceBatch):
         super().__init__(tables, torch.device("cpu"))
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
         # masks of blocks, each its own, are kept from call to call as long as they are small
-        size = self.blocks * self.height * self.width if self.masks.differ else 0
+        size = self.blocks * self.height * self.width if self.differ else 0
         self.kept = None if size > LIMITS.mask_kept else self.added(0, self.blocks)
 
     def added(self, low: int, high: int) -> Tensor | None:
         """What is added to the scores of some blocks [1 or blocks, h, w], or None."""
-        pairs = self.masks.of(low, high, slice(0, self.height))
+        pairs = self.mask(low, high, slice(0, self.height))
         return None if pairs is None else added_by(pairs, torch.float32, LOWEST)
 
     @cached_property
@@ -399,7 +399,7 @@ class TensorBatch(DeviceBatch):
         # keys that are read where they lie take no memory; their gradients always do
         lying = Blocks(self.k).distance is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
-        if self.masks.tiled is not None:
+        if self.tiled is not None:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)

@@ -43,7 +43,6 @@ class Launching(SoftmaxKernel):
     """
 
     one_size = False
-    weighs_zero = True
     reuses = ("cpu", "cuda")
 
     def launches(
@@ -68,6 +67,8 @@ class Launching(SoftmaxKernel):
         for each in launches:
             each.attend(out, lse)
         return out.to(q.dtype), lse
+
+    attended = forward  # which weighs the logit 0 of `softmax1`
 
     def derivatives(
         self,

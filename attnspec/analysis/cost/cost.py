@@ -266,7 +266,7 @@ def _decided(work: Work, heads: int, size: int) -> _Amounts:
 
 
 def _torch(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.one_block.forms import Form, form_of
+    from attnspec.backends.one_block.row_keys import Form, form_of
 
     form, pairs = form_of(work), work.n_q * work.n_k
     # a mask is kept from call to call, and read by every head
@@ -279,7 +279,7 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.one_block.row_keys import row_keys
 
-    pairs = work.n_q * len(row_keys(work).positions)
+    pairs = work.n_q * len(row_keys(work)[0])
     moved = 4 * work.n_q * size + 8 * pairs
     return _Amounts(pairs, moved, 3 * pairs * heads, pairs, False, "exact")
 
