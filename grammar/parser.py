@@ -36,6 +36,7 @@ def parse(source: Source) -> File:
     return attach(build(tree, source), first)
 
 
+@lru_cache(maxsize=64)
 def parse_expression(source: Source) -> Expression | None:
     """The expression that a text is, None for what is not an expression.
 

@@ -6,7 +6,7 @@ Each is compared by form, so that what is written has the same pairs for every n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -54,15 +54,6 @@ _TWO = (
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A graph as text, with its form, and that of its pairs with k <= q."""
-
-    text: str
-    form: Form
-    causal: Form
-
-
-@dataclass(frozen=True)
 class Named:
     """A graph as text; `causal` says that the statement stands beside it."""
 
@@ -72,20 +63,19 @@ class Named:
 
 def named(term: Term) -> Named:
     """A graph as short as was found."""
-    candidates = sorted(_candidates(term), key=lambda one: (len(one.text), one.text))
+    texts = sorted(_candidates(term), key=lambda text: (len(text), text))
     meant = form_of(term, Place())
     for causal in (False, True) if meant is not None else ():
-        for one in candidates:
-            if equal(one.causal if causal else one.form, meant):  # type: ignore[arg-type]
-                return Named(one.text, causal)
+        for text in texts:
+            form = _form(text, causal)
+            if form is not None and equal(form, meant):  # type: ignore[arg-type]
+                return Named(text, causal)
     rest, causal = _less_causal(term)
-    forms: dict[Form | None, str] = {}
-    for one in reversed(candidates):
-        forms[one.form] = one.text
+    forms = {_form(text, False): text for text in reversed(texts)}
     if causal:
         # a graph with no pair of k > q says more than one that is cut by the statement
-        for one in sorted(candidates, key=lambda one: one.form != one.causal):
-            forms.setdefault(one.causal, one.text)
+        for text in sorted(texts, key=lambda text: _form(text, False) != _form(text, True)):
+            forms.setdefault(_form(text, True), text)
     return Named(_parts(rest, forms, 0, causal), causal)
 
 
@@ -149,7 +139,7 @@ def _less_causal(term: Term) -> tuple[Term, bool]:
     op, parts = _apart(term)
     if op != "&":
         return term, False
-    causal = _form("causal")
+    causal = _form("causal", False)
     rest = [
         part
         for part in parts
@@ -160,7 +150,7 @@ def _less_causal(term: Term) -> tuple[Term, bool]:
     return (rest[0] if len(rest) == 1 else Compound("&", tuple(rest))), True
 
 
-def _candidates(term: Term) -> Iterator[Candidate]:
+def _candidates(term: Term) -> list[str]:
     """Patterns with the numbers of a graph and their neighbours."""
     values = {number for number in constants(term) if number < 2**31 - 1}
     near = sorted(values) + sorted({c + move for c in values for move in (-1, 1)} - values)
@@ -169,24 +159,25 @@ def _candidates(term: Term) -> Iterator[Candidate]:
     few = numbers[:MOST_OF_TWO]
     texts += [text.format(one, other) for text in _TWO for one in few for other in few]
     # blocks of one position are a window, which is what people call them
-    for text in (text for text in texts if "block(size = 1," not in text):
-        form, causal = _form(text), _form(text, True)
-        if form is not None and causal is not None:
-            yield Candidate(text, form, causal)
+    return [text for text in texts if "block(size = 1," not in text]
 
 
 @lru_cache(maxsize=4096)
 def _graph(text: str) -> Term | None:
     """The graph that is written so, None where it is none."""
+    # with its numbers as parameters, so that a pattern is parsed once
+    numbers = {f"x{index}": int(each) for index, each in enumerate(re.findall(r"\d+", text))}
+    attend = re.sub(r"\d+", "{}", text).format(*numbers)
+    declared = ", ".join(f"{name} = 1" for name in numbers)
+    source = source_of(f"attention a({declared}) {{ attend {attend} }}")
     try:
-        program = elaborate(source_of(f"attention a {{ attend {text} }}")).program
+        return elaborate(source, overrides=numbers).program.attends[0].graph
     except SpecError:
         return None
-    return program.attends[0].graph
 
 
-@lru_cache(maxsize=4096)
-def _form(text: str, causal: bool = False) -> Form | None:
+@lru_cache(maxsize=8192)
+def _form(text: str, causal: bool) -> Form | None:
     """The form of a graph that is written so; None where it is not a graph, or too large."""
     graph = _graph(text)
     return None if graph is None else form_of(graph, Place(causal=causal))
