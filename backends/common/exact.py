@@ -7,9 +7,9 @@ devices, for derivatives of derivatives, and mostly under dropout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -80,6 +80,11 @@ class SoftmaxKernel(ByKeyHead):
         raise NotImplementedError
 
     @cached_property
+    def scale_of(self) -> Callable[[int], float]:
+        """The factor of scores for heads of a size."""
+        return cache(partial(scale_of, self.work))
+
+    @cached_property
     def differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations, built when it is first needed."""
         # it is kept, so the modes of this call must not reach it
@@ -139,7 +144,7 @@ class SoftmaxKernel(ByKeyHead):
 
     def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
         """Whether the fast way can go; where it cannot, the composed one does."""
-        return q.is_cpu and is_plain(q, k, v, call)
+        return q.is_cpu and not call.dropout_p and has_numbers(q, k, v)
 
     def _fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """As `partial`, without the composed way."""
@@ -154,7 +159,7 @@ class SoftmaxKernel(ByKeyHead):
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             out, lse = _Differentiable.apply(self, call, size, *tensors)  # type: ignore[no-untyped-call]
         else:
-            out, lse = self.of_heads(q, k, v, call, scale_of(self.work, size))
+            out, lse = self.of_heads(q, k, v, call, self.scale_of(size))
         return out if out.shape[-1] == out_size else out[..., :out_size], lse
 
     def of_heads(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
@@ -206,7 +211,7 @@ class _Differentiable(Function):
     @staticmethod
     def forward(ctx, kernel, call, size, q, k, v, *tables):  # type: ignore[no-untyped-def]
         if call.known is None:
-            out, lse = kernel.of_heads(q, k, v, call, scale_of(kernel.work, size))
+            out, lse = kernel.of_heads(q, k, v, call, kernel.scale_of(size))
         else:
             out, lse = (x.detach() for x in call.known)
             out = rows_of_size(out, q.shape[-1]) if kernel.one_size else out
@@ -242,15 +247,10 @@ class _Differentiable(Function):
             if kernel.by_key_head:
                 q, out, lse, grad = (grouped(x, k) for x in (q, out, lse, grad))
                 of_lse = None if of_lse is None else grouped(of_lse, k)
-            saved, scale = (q, k, v, out, lse), scale_of(kernel.work, size)
+            saved, scale = (q, k, v, out, lse), kernel.scale_of(size)
             of_q, *others = kernel.derivatives(saved, grad, of_lse, with_tables(tables), scale)
             grads = of_q.flatten(1, 2) if kernel.by_key_head else of_q, *others
         return None, None, None, *grads
-
-
-def is_plain(q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
-    """Whether nothing looks on, nothing is dropped, and there is something to compute."""
-    return not call.dropout_p and has_numbers(q, k, v)
 
 
 def has_numbers(q: Tensor, k: Tensor, v: Tensor) -> bool:

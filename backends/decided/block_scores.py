@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.choice import Given
 from attnspec.backends.decided.ranking import softmax
 
 LARGEST = torch.finfo(torch.float32).max

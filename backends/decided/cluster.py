@@ -17,9 +17,7 @@ from torch import Tensor
 
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.common.torch_modes import apart, array_of
-from attnspec.backends.decided.choice import Choice, look_up
-from attnspec.backends.decided.codes import CodeChoice
-from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.choice import Choice, CodeChoice, Given, look_up
 from attnspec.backends.decided.ranking import best, listed, marked
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster

@@ -13,8 +13,7 @@ from torch import Tensor
 from attnspec.backends.common.remembered import table_of
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.decided import cluster, lists, lsh, sinkhorn, topk
-from attnspec.backends.decided.choice import Choice, part_of
-from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.choice import Choice, Given, part_of
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import inputs_of
 from attnspec.lower.work import Call, Work

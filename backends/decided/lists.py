@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.common.masks import mask_plan, reading
-from attnspec.backends.decided.choice import Choice, TileLists
-from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.ranking import marked, rising_places
+from attnspec.backends.decided.choice import Choice, Given, TileLists, rising_places
+from attnspec.backends.decided.ranking import marked
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation, takes_tensors
 from attnspec.limits import LIMITS
-
-TILE = 64
-"""Positions that a tile has at least, where rows and blocks are smaller."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.common.torch_modes import apart, is_transformed
-from attnspec.backends.decided.choice import Choice
-from attnspec.backends.decided.codes import CodeChoice
-from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.lists import TILE
-from attnspec.backends.decided.ranking import rising_places
+from attnspec.backends.decided.choice import TILE, Choice, CodeChoice, Given, rising_places
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.limits import LIMITS

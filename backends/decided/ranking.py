@@ -106,17 +106,6 @@ def _put_back(lists: Tensor, places: Tensor | None) -> Tensor:
     return torch.where(lists >= 0, positions, -1).sort(-1).values
 
 
-def rising_places(numbers: Tensor) -> Tensor:
-    """The places of numbers int [..., c] from the least one up, of equal ones the lower first."""
-    if not numbers.is_cpu:
-        return numbers.argsort(dim=-1, stable=True)
-    # short integers are counted, in a tenth of the time that sorting takes
-    low, high = (int(x) for x in numbers.aminmax()) if numbers.numel() else (0, 0)
-    if -(1 << 15) <= low <= high < 1 << 15:
-        numbers = numbers.to(torch.int16)
-    return torch.from_numpy(array_of(numbers).argsort(axis=-1, kind="stable"))
-
-
 def marked(numbers: Tensor, count: int) -> Tensor:
     """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
     table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
@@ -168,12 +157,3 @@ def softmax(logits: Tensor, candidates: Tensor) -> Tensor:
     weights = torch.where(top == torch.inf, (logits == torch.inf).to(logits.dtype), weights)
     total = weights.sum(-1, keepdim=True)
     return weights / torch.where(total > 0, total, 1.0)
-
-
-def reaches(x: Tensor, y: Tensor, most: int) -> Tensor:
-    """0 <= x - y <= most, for integers that broadcast and differ by less than their range."""
-    back = x - y
-    if x.is_cpu:
-        # one comparison without sign, several times as fast
-        return torch.from_numpy(array_of(back).view(f"u{back.element_size()}") <= most)
-    return (back >= 0) & (back <= most)

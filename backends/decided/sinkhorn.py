@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.decided.block_scores import Rows
-from attnspec.backends.decided.choice import Choice, look_up
-from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.choice import Choice, Given, look_up
 from attnspec.backends.decided.lists import ListChoice
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from attnspec.backends.common.remembered import table_of
 from attnspec.backends.decided.block_scores import Part, Rows, Scores
-from attnspec.backends.decided.choice import Choice
-from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.choice import Choice, Given
 from attnspec.backends.decided.lists import ListChoice, Pairs
 from attnspec.backends.decided.ranking import (
     NONE,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnspec.backends.common.exact import ByKeyHead, grouped, is_plain, rows_of_size
+from attnspec.backends.common.exact import ByKeyHead, grouped, has_numbers, rows_of_size
 from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import scale_of, widened
@@ -69,7 +69,7 @@ class FlexKernel(ByTables):
         self.finds_lse = device.type != "cpu"
 
     def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
-        if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:
+        if call.dropout_p or not has_numbers(q, k, v) or q.dtype not in TYPES or not self.steps:
             return False
         # on a GPU the gradient of a learned table is added up by atomic operations, in any order
         settled = not q.is_cpu and not torch.are_deterministic_algorithms_enabled()

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from threading import local
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attnspec.backends.common.composed import DeviceBatch
+from attnspec.backends.common.exact import flash, flash_backward
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import LOWEST, Partial, merge
 from attnspec.layout.tables import Batch
@@ -440,3 +442,81 @@ def in_order(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
     places = dict(zip(turns, np.split(rank[place.ravel()], ends), strict=True))
     parts = [places[turn].reshape(each.shape) for turn, each in enumerate(rows)]
     return flat[np.sort(first)], parts
+
+
+def attend(
+    steps: Iterable[Step],
+    q: Tensor,
+    keys: Sequence[Tensor],
+    result: Partial,
+    padding: Tensor | None,
+    scale: float,
+    scores: Any,
+) -> None:
+    """Fills in the output and log-sum-exps of q [c R, n_q, d] over keys and values [c, n_k, d], or
+    merges them with what is there; `padding` [n_k] is what is added for every key, `scores` a
+    `ScoreChanges` or None."""
+    out, lse = result
+    wide = lse.dtype
+    for step in steps:
+        (q_now,) = step.q_order.take(queries=q)
+        k_now, v_now = step.k_order.take(keys=keys[0], values=keys[1])
+        now = step.q_order.room(result=out, sums=lse)
+        for piece in step.pieces(q.shape[0], q.shape[2], False, scores is not None):
+            bias = piece.bias(padding, wide)
+            rows = (*piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now))
+            if scores is None or not scores.scores.bends:
+                if scores is not None:
+                    bias = scores.added(piece, bias, wide)
+                part = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+            else:
+                wider = [x.to(wide) for x in rows]
+                part = scores.forward(wider, bias, scale, scores.of_piece(piece))
+            piece.into.put((now[0], now[1]), part, step.q_order.natural and step.merges)
+        step.q_order.put(result, now, step.merges)
+    empty = lse < LOWEST / 2
+    if bool(empty.any()):
+        out.masked_fill_(empty[..., None], 0.0)
+        lse.masked_fill_(empty, -math.inf)
+
+
+def derive(
+    steps: Iterable[Step],
+    rows: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    into: Sequence[Tensor],
+    padding: Tensor | None,
+    scale: float,
+    scores: Any,
+) -> None:
+    """Adds up the gradients of q, k and v, and those of tables; `rows` are the gradient of the
+    output, q, the output and its log-sum-exps, 0 for a query without a key."""
+    grad, q, out, lse = rows
+    wide = lse.dtype
+    for step in steps:
+        queries, order = step.q_order, step.k_order
+        k_now, v_now = order.take(keys=keys[0], values=keys[1])
+        now = queries.take(grad_rows=grad, q_rows=q, out_rows=out, lse_rows=lse)
+        q_sums = queries.room(query_gradients=into[0])
+        sums = order.zeros(key_gradients=into[1], value_gradients=into[2])
+        for piece in step.pieces(q.shape[0], q.shape[2], True, scores is not None):
+            bias = piece.bias(padding, wide)
+            named = dict(zip(("grad", "q", "out", "lse"), now, strict=True))
+            *above, out_now, lse_now = piece.q.read(**named)
+            parts = *above, *piece.k.read(k=k_now, v=v_now), out_now, lse_now.contiguous()
+            if scores is not None and (scores.learned or scores.scores.bends):
+                grads = scores.backward(parts, bias, scale, scores.of_piece(piece))
+            else:
+                if scores is not None:
+                    bias = scores.added(piece, bias, wide)
+                grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
+            if queries.natural:
+                piece.q.add(q_sums[0], grads[0])
+            else:
+                piece.into.put(q_sums, grads[:1], False)
+            for total, share in zip(sums, grads[1:], strict=True):
+                piece.k.add(total, share)
+            if step.of_factors is not None:
+                piece.weigh(step.of_factors, parts[2:4], grads[1:])
+        queries.add(into[:1], q_sums)
+        order.add(into[1:], sums)

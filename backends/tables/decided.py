@@ -25,8 +25,9 @@ from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
+from attnspec.backends.tables.blocks import attend, derive
 from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
-from attnspec.backends.tables.kernel import SteppedKernel, attend, derive
+from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.listed import ListedStep, listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.patterns.full import Full

@@ -8,7 +8,7 @@ share of the gradients, and the shares add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -19,15 +19,13 @@ from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.exact import (
     ByKeyHead,
     SoftmaxKernel,
-    flash,
-    flash_backward,
     samples_of,
     some_together,
 )
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.tables.blocks import Step
+from attnspec.backends.tables.blocks import Step, attend, derive
 from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
 from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables
@@ -83,7 +81,7 @@ class SteppedKernel(ByTables):
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
         for some, padding, scores in self._parts(q, k, call, wide, {}):
             keys = [x[some].flatten(0, 1) for x in (k, v)]
-            rows, into, sums = (x[some].flatten(0, 2) for x in (q, out, lse))
+            rows, into, sums = [x[some].flatten(0, 2) for x in (q, out, lse)]
             attend(self.steps, rows, keys, (into, sums), padding, scale, scores)
         return out.to(q.dtype), lse
 
@@ -123,83 +121,6 @@ class SteppedKernel(ByTables):
             derive(self.steps, rows, keys, targets, padding, scale, scores)
         grads = (x.to(y.dtype) for x, y in zip(into, (q, k, v), strict=True))
         return *grads, *tables.values()
-
-
-def attend(
-    steps: Iterable[Step],
-    q: Tensor,
-    keys: Sequence[Tensor],
-    result: Partial,
-    padding: Tensor | None,
-    scale: float,
-    scores: ScoreChanges | None,
-) -> None:
-    """Fills in the output and log-sum-exps of q [c R, n_q, d] over keys and values [c, n_k, d], or
-    merges them with what is there; `padding` [n_k] is what is added for every key."""
-    out, lse = result
-    wide = lse.dtype
-    for step in steps:
-        (q_now,) = step.q_order.take(queries=q)
-        k_now, v_now = step.k_order.take(keys=keys[0], values=keys[1])
-        now = step.q_order.room(result=out, sums=lse)
-        for piece in step.pieces(q.shape[0], q.shape[2], False, scores is not None):
-            bias = piece.bias(padding, wide)
-            rows = (*piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now))
-            if scores is None or not scores.scores.bends:
-                if scores is not None:
-                    bias = scores.added(piece, bias, wide)
-                part = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
-            else:
-                wider = [x.to(wide) for x in rows]
-                part = scores.forward(wider, bias, scale, scores.of_piece(piece))
-            piece.into.put((now[0], now[1]), part, step.q_order.natural and step.merges)
-        step.q_order.put(result, now, step.merges)
-    empty = lse < LOWEST / 2
-    if bool(empty.any()):
-        out.masked_fill_(empty[..., None], 0.0)
-        lse.masked_fill_(empty, -math.inf)
-
-
-def derive(
-    steps: Iterable[Step],
-    rows: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    into: Sequence[Tensor],
-    padding: Tensor | None,
-    scale: float,
-    scores: ScoreChanges | None,
-) -> None:
-    """Adds up the gradients of q, k and v, and those of tables; `rows` are the gradient of the
-    output, q, the output and its log-sum-exps, 0 for a query without a key."""
-    grad, q, out, lse = rows
-    wide = lse.dtype
-    for step in steps:
-        queries, order = step.q_order, step.k_order
-        k_now, v_now = order.take(keys=keys[0], values=keys[1])
-        now = queries.take(grad_rows=grad, q_rows=q, out_rows=out, lse_rows=lse)
-        q_sums = queries.room(query_gradients=into[0])
-        sums = order.zeros(key_gradients=into[1], value_gradients=into[2])
-        for piece in step.pieces(q.shape[0], q.shape[2], True, scores is not None):
-            bias = piece.bias(padding, wide)
-            named = dict(zip(("grad", "q", "out", "lse"), now, strict=True))
-            *above, out_now, lse_now = piece.q.read(**named)
-            parts = *above, *piece.k.read(k=k_now, v=v_now), out_now, lse_now.contiguous()
-            if scores is not None and (scores.learned or scores.scores.bends):
-                grads = scores.backward(parts, bias, scale, scores.of_piece(piece))
-            else:
-                if scores is not None:
-                    bias = scores.added(piece, bias, wide)
-                grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
-            if queries.natural:
-                piece.q.add(q_sums[0], grads[0])
-            else:
-                piece.into.put(q_sums, grads[:1], False)
-            for total, share in zip(sums, grads[1:], strict=True):
-                piece.k.add(total, share)
-            if step.of_factors is not None:
-                piece.weigh(step.of_factors, parts[2:4], grads[1:])
-        queries.add(into[:1], q_sums)
-        order.add(into[1:], sums)
 
 
 def tables_of_work(work: Work) -> Tables[np.ndarray]:

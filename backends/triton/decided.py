@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.decided import choice
-from attnspec.backends.decided.lists import TILE
+from attnspec.backends.decided.choice import TILE
 from attnspec.backends.decided.products import Parts, Product
 from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.decided.tables import Part, Placed
