@@ -122,8 +122,7 @@ class Launches:
     v [B, K, n_k, e]; `back` says that it is for gradients.
 
     With `in_line` all samples and key heads are one sequence, list after list, and the query heads
-    of a key head are together in each program. `labels` int64 [B, L, n_k] are those that a pair
-    must have in common.
+    of a key head are together in each program.
     """
 
     def __init__(
@@ -135,7 +134,6 @@ class Launches:
         scale: float,
         back: bool,
         in_line: bool = False,
-        labels: Tensor | None = None,
     ) -> None:
         self.steps, self.part, self.in_line, call = steps, part, in_line, part.call
         _, keys, repeat, n_q = part.shape
@@ -152,7 +150,7 @@ class Launches:
             fields |= {"table": rows, "stride": rows.stride(0)}
         size, gathers = max(q.shape[3], v.shape[3]), fields["farthest"] > 0
         self.blocks = blocks_for(size, q.dtype, back, gathers, room_on(q.device))
-        padding = padding_of(call.padding, q)
+        padding, labels = padding_of(call.padding, q), steps[0].masks.labels if steps else None
         if call.seed is not None:
             p, line = call.dropout_p, call.line + part.repeats.indices(repeat)[0]
             fields |= {
