@@ -43,19 +43,16 @@ class Kind(NamedTuple):
 
     `changes` are what scores become, one after the other, without numbers, and `names` the symbols
     in them, each with a tuple of tensors in a call, `bounded` that what they read is differentiated
-    at pairs alone; `padded` says that keys may be missing, `labels` how many a pair must have in
-    common; `own` that each sample has masks of its own; `runs` counts those of the keys of each
-    query, 0 where masks are read; `options` is what is proved of the blocks.
+    at pairs alone; `padded` says that keys may be missing, `own` that each sample has masks of its
+    own; `options` is what is proved of the blocks.
     """
 
     scale: float
     changes: tuple[Scalar, ...] = ()
     names: tuple[str, ...] = ()
     padded: bool = False
-    labels: int = 0
     own: bool = False
     lse: bool = True
-    runs: int = 0
     options: tuple[str, ...] = ()
     bounded: bool = False
 
@@ -202,7 +199,7 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
         return mask
 
     def holds(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        mask = by_runs(q, k) if kind.runs else by_bit(b, q, k)
+        mask = by_runs(q, k) if runs else by_bit(b, q, k)
         if kind.padded:
             mask = mask & at(blocks.real, b * wide * BLOCK + k)
         for of_q, of_k in blocks.labels:
