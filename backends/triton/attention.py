@@ -31,16 +31,16 @@ def looks_of(
 ) -> dict[torch.dtype, dict[str, Any]]:
     """The fields of `Look` that are about the scores of a work, for sums of each type."""
     forms = forms_of(work.changes) or []
-    numbers = [[cast(float, fold(form.number, {"head": head})) for head in heads] for form in forms]
+    numbers = [[cast(float, fold(each, {"head": head})) for head in heads] for _, each, _ in forms]
     buckets, given = torch.zeros(1, dtype=torch.int32), None
-    for form, statement in zip(forms, work.changes.statements, strict=True):
-        if form.read is not None:
-            buckets = by_distance(form.read, heads, work.n_k).int()
-        elif form.digit == TABLE:
+    for (digit, _, read), statement in zip(forms, work.changes.statements, strict=True):
+        if read is not None:
+            buckets = by_distance(read, heads, work.n_k).int()
+        elif digit == TABLE:
             given = by_distance(cast(Scalar, Scores((statement,)).added), heads, work.n_k)
             given = given.expand(len(heads), -1).contiguous()
             buckets = torch.arange(given.shape[1], dtype=torch.int32)
-    code = sum(form.digit * 4**place for place, form in enumerate(forms))
+    code = sum(digit * 4**place for place, (digit, *_) in enumerate(forms))
     looks = {}
     for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
         tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)

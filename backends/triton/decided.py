@@ -28,7 +28,6 @@ from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import Launching, TritonKernel
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
 from attnspec.backends.triton.tuning import LEAST
-from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.work import Call, Work
 
 
@@ -66,15 +65,12 @@ class DecidedKernel(Launching, DecidedTables):
     go, the dense definition computes the same.
     """
 
+    of_rest = TritonKernel
+
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         super().__init__(work, heads, device, parts)
-        self.beside: TritonKernel | None = None
-        if parts.rest is not None:
-            reads = inputs_in(parts.rest)
-            rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
-            self.beside = TritonKernel(rest, heads, device)
         self.looks = looks_of(work, heads, device)
 
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
@@ -86,10 +82,10 @@ class DecidedKernel(Launching, DecidedTables):
     def launches(
         self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> Iterator[Launches]:
-        if self.beside is not None:
+        if self.rest is not None:
             # its inputs are [B, n_k]
-            data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
-            yield from self.beside.launches(tensors, replace(call, data=data), scale, back)
+            data = {name: call.data[name][:, 0] for name in self.rest.work.reads}
+            yield from self.rest.launches(tensors, replace(call, data=data), scale, back)
         for part in self.parts_of(tensors[0], call):
             steps = [placed_step(placed) for placed in self.placed(part)]
             # padding is in the masks
