@@ -52,7 +52,7 @@ def runs_of(layout: StepLayout) -> np.ndarray | None:
     # of two runs the first and the last are all, and of one they are the same
     sides = (edges > 0), (edges < 0)
     ends = [np.stack([x.argmax(2), masks.shape[2] - x[..., ::-1].argmax(2)], 2) for x in sides]
-    some = masks.any(2)[kinds]
+    some = np.asarray(masks.any(2))[kinds]
     # places of the keys of each query, those of all queries one behind the other
     wide = BLOCK * layout.k.count + 1
     lines = wide * (BLOCK * rows[:, None] + np.arange(layout.q.size))

@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnspec.backends.common.exact import in_rows
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.exact import has_numbers, in_rows
 from attnspec.backends.factored.features.kernel import FeatureKernel, Worth
 from attnspec.backends.factored.features.maps import Summing, least_in_frames
 from attnspec.backends.factored.features.sums import (
@@ -78,8 +77,7 @@ class LaunchedKernel(FeatureKernel):
 
 def _takes(given: Given) -> bool:
     """Whether kernels take the type of these tensors on their device."""
-    numbers = all(x.numel() for x in given[:3])
-    return numbers and is_taken(given.q) and not is_transformed()
+    return is_taken(given.q) and has_numbers(*given[:3])
 
 
 def _launched(how: Summing, given: Given) -> Worth:
