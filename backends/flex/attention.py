@@ -105,8 +105,7 @@ def attend(
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
     try:
-        result: tuple[Tensor, Tensor | None]
-        result = _compiled(kind)(*parts, *blocks, heads, changes)
+        return _compiled(kind)(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
         raise BackendError(
             f"the backend flex refuses: FlexAttention was compiled {RECOMPILES} times for other"
@@ -118,7 +117,6 @@ def attend(
         raise BackendError(
             f"the backend flex refuses: torch does not compile FlexAttention here: {reason:.300}"
         ) from error
-    return result
 
 
 @lru_cache(maxsize=1 << 10)
@@ -130,11 +128,11 @@ def number_on(device: torch.device, number: int, use: str) -> Tensor:
 
 
 @cache
-def _compiled(kind: Kind) -> Callable[..., Any]:
+def _compiled(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The call of a kind, compiled; nothing stands in for it uncompiled."""
     run = call_of(kind)
 
-    def compiled(*arguments: Any) -> Any:
+    def compiled(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         if not torch.compiler.is_compiling():
             raise BackendError(
                 "the backend flex refuses: torch.compile is switched off in this process, and"

@@ -179,17 +179,12 @@ class Launches:
             for step in self.steps:
                 self._run(kernels.attend, step, 0, into)
 
-    def derive(
-        self,
-        above: Sequence[Tensor],
-        into: Sequence[Tensor],
-        tables: Sequence[Tensor],
-    ) -> None:
+    def derive(self, above: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Adds the gradients of q, k and v, and of the table of a bias; `above` are the gradient of
         the output, its log-sum-exps, and delta [B, K, R, n_q], the sums of that gradient times the
         output less the gradients of the log-sum-exps."""
         upper = tuple(rows_of(self._of_q(x)) for x in above)
-        keys = [self._of_k(x) for x in into[1:]]
+        keys, tables = [self._of_k(x) for x in into[1:3]], into[3:]
         with running_on(self.q.device), self._written(into[0]) as queries:
             for step in self.steps:
                 # the shares of programs in the gradient of a table
@@ -222,16 +217,17 @@ class Launches:
             shapes = ((self.batch, of_side.groups, rows, *x.shape[3:]) for x in into)
             rooms = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
         heads = self.batch * of_side.groups * this.parts
-        arguments = [*self.tensors, *more, targets, rooms, sides, programs, look]
-        launches: list[tuple[Any, Lists, list[Any]]] = [(kernel, programs, arguments)]
-        if slots and kernel is kernels.attend:
-            launches.append((kernels.merge, spans, [targets, rooms, this, spans, of_side]))
-        elif slots:
-            pairs = zip(targets, rooms, strict=True)
-            launches += [(kernels.add_up, spans, [*x, this, spans, of_side]) for x in pairs]
-        for each, lists, arguments in launches:
+
+        def run(kernel: Any, lists: Lists, *arguments: object) -> None:
             if count := lists.count * heads:
-                launch(each, count, arguments, *self.blocks[2:])
+                launch(kernel, count, arguments, *self.blocks[2:])
+
+        run(kernel, programs, *self.tensors, *more, targets, rooms, sides, programs, look)
+        if slots and kernel is kernels.attend:
+            run(kernels.merge, spans, targets, rooms, this, spans, of_side)
+        elif slots:
+            for pair in zip(targets, rooms, strict=True):
+                run(kernels.add_up, spans, *pair, this, spans, of_side)
 
     # --- what kernels are handed ---------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class Launching(SoftmaxKernel):
         grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in tensors]
         grads += [torch.zeros_like(x, dtype=lse.dtype) for x in tables]
         for each in launches:
-            each.derive((grad, lse, delta), grads[:3], grads[3:])
+            each.derive((grad, lse, delta), grads)
         return [x.to(y.dtype) for x, y in zip(grads, (*tensors, *tables), strict=True)]
 
 
