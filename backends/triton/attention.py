@@ -167,11 +167,6 @@ class Launches:
         }
         self.look = Look(**fields)
 
-    @property
-    def once(self) -> bool:
-        """Whether every output is written once."""
-        return len(self.steps) < 2 and not any(step.rows[2] for step in self.steps)
-
     def attend(self, out: Tensor, lse: Tensor) -> None:
         """Merges what the steps give into outputs [B, K, R, n_q, e] and their log-sum-exps
         [B, K, R, n_q]."""

@@ -58,14 +58,18 @@ class Launching(SoftmaxKernel):
         launches = self.launches((q, k, v), call, scale, False)
         # what is merged is kept in wide numbers meanwhile
         wide = torch.promote_types(q.dtype, torch.float32)
-        once = not self.work.decided and all(each.once for each in launches)
-        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype if once else wide)
+        kind = q.dtype if self._writes_once(launches) else wide
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=kind)
         # `softmax1` has a key of score and value 0
         empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
         lse = q.new_full(q.shape[:-1], empty, dtype=wide)
         for each in launches:
             each.attend(out, lse)
         return out.to(q.dtype), lse
+
+    def _writes_once(self, launches: Iterable[Launches]) -> bool:
+        """Whether every row is written once; those of slots are, from wide numbers."""
+        return not self.work.decided and all(len(each.steps) < 2 for each in launches)
 
     def derivatives(
         self,
@@ -77,7 +81,7 @@ class Launching(SoftmaxKernel):
     ) -> Sequence[Tensor]:
         *tensors, out, lse = saved
         launches = self.launches(tensors, call, scale, True)
-        once = not self.work.decided and all(len(each.steps) < 2 for each in launches)
+        once = self._writes_once(launches)
         # what is taken off the gradient of every weight of a row
         delta = (grad.to(lse.dtype) * out).sum(-1)
         if of_lse is not None:
