@@ -18,7 +18,6 @@ from torch import Tensor
 from views import errors
 
 from attnspec.verification import verify
-from attnspec.version import is_older
 
 __all__ = ["interpreted"]
 
@@ -255,7 +254,7 @@ def test_an_interpreter_that_is_older_than_numpy_is_refused(
     known = {"triton": triton, "numpy": numpy}
     monkeypatch.setattr(
         "attnspec.backends.triton.backend.is_installed",
-        lambda package, least: not is_older(known[package], least),
+        lambda package, least: tuple(map(int, known[package].split(".")[:2])) >= least,
     )
     spec = spec_of("attend window(radius = 2)")
     if runs:
