@@ -7,7 +7,7 @@ orders and lists and so are rows of one query tile: there are N = B K lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -206,7 +206,7 @@ def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class Part:
     """Samples, key heads and of the query heads of each some, of a call of so many [B, K, R, n_q]
-    and n_k keys."""
+    and n_k keys. Its layouts are those of choices, `fitted` for its heads and keys if asked for."""
 
     samples: slice
     heads: slice
@@ -214,6 +214,7 @@ class Part:
     shape: tuple[int, int, int, int]
     n_k: int
     call: Call
+    fitted: Callable[[TileLists, int, int], TileLists] = lambda layout, heads, n_k: layout
 
     def of_q(self, x: Tensor) -> Tensor:
         """The part of x [B, K, R, …]."""
@@ -238,8 +239,9 @@ class Part:
 
     def layouts(self, product: Product) -> tuple[TileLists, ...]:
         """The layouts of a product's leaf."""
-        layouts: tuple[TileLists, ...] = self.data[product.leaf].layouts()
-        return layouts
+        heads = self.repeats.stop - self.repeats.start
+        layouts = self.data[product.leaf].layouts()
+        return tuple(self.fitted(each, heads, self.n_k) for each in layouts)
 
     def tables(self, product: Product) -> Iterator[Placed]:
         """The tables of a product, one layout after the other."""

@@ -43,19 +43,16 @@ class Kind(NamedTuple):
 
     `changes` are what scores become, one after the other, without numbers, and `names` the symbols
     in them, each with a tuple of tensors in a call, `bounded` that what they read is differentiated
-    at pairs alone; `padded` says that keys may be missing, `labels` how many a pair must have in
-    common; `own` that each sample has masks of its own; `runs` counts those of the keys of each
-    query, 0 where masks are read; `options` is what is proved of the blocks.
+    at pairs alone; `padded` says that keys may be missing, `own` that each sample has masks of its
+    own; `options` is what is proved of the blocks.
     """
 
     scale: float
     changes: tuple[Scalar, ...] = ()
     names: tuple[str, ...] = ()
     padded: bool = False
-    labels: int = 0
     own: bool = False
     lse: bool = True
-    runs: int = 0
     options: tuple[str, ...] = ()
     bounded: bool = False
 
@@ -108,8 +105,7 @@ def attend(
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
     try:
-        result: tuple[Tensor, Tensor | None]
-        result = _compiled(kind)(*parts, *blocks, heads, changes)
+        return _compiled(kind)(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
         raise BackendError(
             f"the backend flex refuses: FlexAttention was compiled {RECOMPILES} times for other"
@@ -121,7 +117,6 @@ def attend(
         raise BackendError(
             f"the backend flex refuses: torch does not compile FlexAttention here: {reason:.300}"
         ) from error
-    return result
 
 
 @lru_cache(maxsize=1 << 10)
@@ -133,11 +128,11 @@ def number_on(device: torch.device, number: int, use: str) -> Tensor:
 
 
 @cache
-def _compiled(kind: Kind) -> Callable[..., Any]:
+def _compiled(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The call of a kind, compiled; nothing stands in for it uncompiled."""
     run = call_of(kind)
 
-    def compiled(*arguments: Any) -> Any:
+    def compiled(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         if not torch.compiler.is_compiling():
             raise BackendError(
                 "the backend flex refuses: torch.compile is switched off in this process, and"
@@ -202,7 +197,7 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
         return mask
 
     def holds(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        mask = by_runs(q, k) if kind.runs else by_bit(b, q, k)
+        mask = by_runs(q, k) if runs else by_bit(b, q, k)
         if kind.padded:
             mask = mask & at(blocks.real, b * wide * BLOCK + k)
         for of_q, of_k in blocks.labels:

@@ -9,15 +9,13 @@ steps as one in natural order.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from attnspec.backends.flex.steps import BLOCK, LARGEST, MASKED, flex_steps
 from attnspec.layout.steps import READING, amounts_of, seconds_of
 from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import MERGED, Kernel, Work
-from attnspec.version import is_older
+from attnspec.version import is_installed
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +37,7 @@ class FlexBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         if device not in ("cpu", "cuda"):
             return f"FlexAttention is compiled for CUDA and the CPU, not for {device}"
-        if device == "cpu" and not _is_new_enough():
+        if device == "cpu" and not is_installed("torch", TORCH):
             return f"on the CPU it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
         if work.normalize not in MERGED:
             return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
@@ -81,11 +79,3 @@ class FlexBackend:
         from attnspec.backends.flex.kernel import FlexKernel
 
         return FlexKernel(work, heads, device, flex_steps(work, device.type))
-
-
-@lru_cache(maxsize=1)
-def _is_new_enough() -> bool:
-    try:
-        return not is_older(version("torch"), TORCH)
-    except PackageNotFoundError:
-        return True  # a torch that no package manager knows speaks for itself

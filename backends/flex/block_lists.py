@@ -46,10 +46,13 @@ def runs_of(layout: StepLayout) -> np.ndarray | None:
     wider = BLOCK * (np.diff(at, append=len(rows)) - 1)
     rows, columns, kinds = rows[at], columns[at], kinds[at]
     masks = np.concatenate([layout.masks, np.ones((1, *layout.masks.shape[1:]), bool)])
-    ends = _ends_of(masks)
-    if ends is None or np.bincount(rows).max(initial=0) > PARTS:
+    edges = np.diff(masks.astype(np.int8), axis=2, prepend=0, append=0)
+    if np.bincount(rows).max(initial=0) > PARTS or (edges > 0).sum(2).max() > RUNS:
         return None
-    some = ends[1][kinds] > ends[0][kinds]
+    # of two runs the first and the last are all, and of one they are the same
+    sides = (edges > 0), (edges < 0)
+    ends = [np.stack([x.argmax(2), masks.shape[2] - x[..., ::-1].argmax(2)], 2) for x in sides]
+    some = np.asarray(masks.any(2))[kinds]
     # places of the keys of each query, those of all queries one behind the other
     wide = BLOCK * layout.k.count + 1
     lines = wide * (BLOCK * rows[:, None] + np.arange(layout.q.size))
@@ -65,17 +68,3 @@ def runs_of(layout: StepLayout) -> np.ndarray | None:
     runs = np.zeros((count, 2, BLOCK * max(FEWEST, layout.q.count)), np.int32)
     runs[number, 0, query], runs[number, 1, query] = first % wide, last % wide
     return runs.reshape(2 * count, -1)
-
-
-def _ends_of(masks: np.ndarray) -> np.ndarray | None:
-    """The first places and the ends of the runs of each row, [2, masks, height, RUNS], equal where
-    there is none; None where a row has more."""
-    edges = np.diff(masks.astype(np.int8), axis=2, prepend=0, append=0)
-    if (edges > 0).sum(2).max(initial=0) > RUNS:
-        return None
-    ends = np.zeros((2, *masks.shape[:2], RUNS), np.int64)
-    for side, edge in enumerate((1, -1)):
-        mask, row, place = np.nonzero(edges == edge)
-        line = mask * masks.shape[1] + row
-        ends[side, mask, row, np.arange(len(line)) - np.searchsorted(line, line)] = place
-    return ends

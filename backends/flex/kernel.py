@@ -100,11 +100,17 @@ class FlexKernel(ByTables):
         # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
         # row reads, as many as a tile of its kernel has
         options = () if q.is_cpu else ("IS_DIVISIBLE",)
-        padded, more = call.padding is not None, self.work.changes
+        more = self.work.changes
         kind = Kind(
-            scale, self.statements, tuple(changes), padded, lse=self.finds_lse, options=options
+            scale,
+            self.statements,
+            tuple(changes),
+            padded=call.padding is not None,
+            own=any(step.tiles.looks for step in self.steps),
+            lse=self.finds_lse,
+            options=options,
+            bounded=bool(more.tables or more.pairs) and not more.everywhere,
         )
-        kind = kind._replace(bounded=bool(more.tables or more.pairs) and not more.everywhere)
         if several:
             # gradients of the steps add up in float32
             parts = [widened(x) for x in parts]
@@ -177,11 +183,6 @@ class FlexStep:
         """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
         log-sum-exps [b, R, n_q] if the kind asks."""
         ordered = [side.ordered(x) for side, x in zip((self.q, self.k, self.k), parts, strict=True)]
-        kind = kind._replace(
-            labels=len(blocks.labels),
-            own=self.tiles.looks,
-            runs=len(blocks.runs) // 2,
-        )
         out, lse = attend(kind, ordered, blocks, heads, changes)
         return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
 

@@ -8,10 +8,10 @@ computes the same, which takes a number for every pair.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,7 +40,10 @@ WEIGHT = "weight of a choice"
 
 
 class DecidedTables(SoftmaxKernel):
-    """Attention over the tables of a call's choices, and over the rest of the graph."""
+    """Attention over the tables of a call's choices, and over the rest of the graph, which has a
+    kernel `of_rest`."""
+
+    of_rest: Callable[..., Any] = ReadingKernel
 
     def __init__(
         self,
@@ -53,11 +56,11 @@ class DecidedTables(SoftmaxKernel):
         self.work, self.heads, self.device, self.parts = work, heads, device, parts
         self.most_seconds = most_seconds
         self.changes = ScoreChanges.of_work(work, heads)
-        self.rest = None
+        self.rest: Any = None
         if parts.rest is not None:
             reads = inputs_in(parts.rest)
             rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
-            self.rest = ReadingKernel(rest, heads, device)
+            self.rest = self.of_rest(rest, heads, device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.partial(q, k, v, call)[0]

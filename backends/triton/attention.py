@@ -31,16 +31,16 @@ def looks_of(
 ) -> dict[torch.dtype, dict[str, Any]]:
     """The fields of `Look` that are about the scores of a work, for sums of each type."""
     forms = forms_of(work.changes) or []
-    numbers = [[cast(float, fold(form.number, {"head": head})) for head in heads] for form in forms]
+    numbers = [[cast(float, fold(each, {"head": head})) for head in heads] for _, each, _ in forms]
     buckets, given = torch.zeros(1, dtype=torch.int32), None
-    for form, statement in zip(forms, work.changes.statements, strict=True):
-        if form.read is not None:
-            buckets = by_distance(form.read, heads, work.n_k).int()
-        elif form.digit == TABLE:
+    for (digit, _, read), statement in zip(forms, work.changes.statements, strict=True):
+        if read is not None:
+            buckets = by_distance(read, heads, work.n_k).int()
+        elif digit == TABLE:
             given = by_distance(cast(Scalar, Scores((statement,)).added), heads, work.n_k)
             given = given.expand(len(heads), -1).contiguous()
             buckets = torch.arange(given.shape[1], dtype=torch.int32)
-    code = sum(form.digit * 4**place for place, form in enumerate(forms))
+    code = sum(digit * 4**place for place, (digit, *_) in enumerate(forms))
     looks = {}
     for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
         tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
@@ -122,8 +122,7 @@ class Launches:
     v [B, K, n_k, e]; `back` says that it is for gradients.
 
     With `in_line` all samples and key heads are one sequence, list after list, and the query heads
-    of a key head are together in each program. `labels` int64 [B, L, n_k] are those that a pair
-    must have in common.
+    of a key head are together in each program.
     """
 
     def __init__(
@@ -135,7 +134,6 @@ class Launches:
         scale: float,
         back: bool,
         in_line: bool = False,
-        labels: Tensor | None = None,
     ) -> None:
         self.steps, self.part, self.in_line, call = steps, part, in_line, part.call
         _, keys, repeat, n_q = part.shape
@@ -152,7 +150,7 @@ class Launches:
             fields |= {"table": rows, "stride": rows.stride(0)}
         size, gathers = max(q.shape[3], v.shape[3]), fields["farthest"] > 0
         self.blocks = blocks_for(size, q.dtype, back, gathers, room_on(q.device))
-        padding = padding_of(call.padding, q)
+        padding, labels = padding_of(call.padding, q), steps[0].masks.labels if steps else None
         if call.seed is not None:
             p, line = call.dropout_p, call.line + part.repeats.indices(repeat)[0]
             fields |= {
@@ -169,11 +167,6 @@ class Launches:
         }
         self.look = Look(**fields)
 
-    @property
-    def once(self) -> bool:
-        """Whether every output is written once."""
-        return len(self.steps) < 2 and not any(step.rows[2] for step in self.steps)
-
     def attend(self, out: Tensor, lse: Tensor) -> None:
         """Merges what the steps give into outputs [B, K, R, n_q, e] and their log-sum-exps
         [B, K, R, n_q]."""
@@ -181,17 +174,12 @@ class Launches:
             for step in self.steps:
                 self._run(kernels.attend, step, 0, into)
 
-    def derive(
-        self,
-        above: Sequence[Tensor],
-        into: Sequence[Tensor],
-        tables: Sequence[Tensor],
-    ) -> None:
+    def derive(self, above: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Adds the gradients of q, k and v, and of the table of a bias; `above` are the gradient of
         the output, its log-sum-exps, and delta [B, K, R, n_q], the sums of that gradient times the
         output less the gradients of the log-sum-exps."""
         upper = tuple(rows_of(self._of_q(x)) for x in above)
-        keys = [self._of_k(x) for x in into[1:]]
+        keys, tables = [self._of_k(x) for x in into[1:3]], into[3:]
         with running_on(self.q.device), self._written(into[0]) as queries:
             for step in self.steps:
                 # the shares of programs in the gradient of a table
@@ -224,16 +212,17 @@ class Launches:
             shapes = ((self.batch, of_side.groups, rows, *x.shape[3:]) for x in into)
             rooms = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
         heads = self.batch * of_side.groups * this.parts
-        arguments = [*self.tensors, *more, targets, rooms, sides, programs, look]
-        launches: list[tuple[Any, Lists, list[Any]]] = [(kernel, programs, arguments)]
-        if slots and kernel is kernels.attend:
-            launches.append((kernels.merge, spans, [targets, rooms, this, spans, of_side]))
-        elif slots:
-            pairs = zip(targets, rooms, strict=True)
-            launches += [(kernels.add_up, spans, [*x, this, spans, of_side]) for x in pairs]
-        for each, lists, arguments in launches:
+
+        def run(kernel: Any, lists: Lists, *arguments: object) -> None:
             if count := lists.count * heads:
-                launch(each, count, arguments, *self.blocks[2:])
+                launch(kernel, count, arguments, *self.blocks[2:])
+
+        run(kernel, programs, *self.tensors, *more, targets, rooms, sides, programs, look)
+        if slots and kernel is kernels.attend:
+            run(kernels.merge, spans, targets, rooms, this, spans, of_side)
+        elif slots:
+            for pair in zip(targets, rooms, strict=True):
+                run(kernels.add_up, spans, *pair, this, spans, of_side)
 
     # --- what kernels are handed ---------------------------------------------------------------
 

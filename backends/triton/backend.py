@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from attnspec.backends.triton.tuning import CHUNK, MAPS, ON_GPU
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
 from attnspec.lower.work import MERGED, Kernel, Work, graph_of, mechanism_of
-from attnspec.version import is_older
+from attnspec.version import is_installed
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +54,7 @@ class TritonBackend:
             return f"its kernels run on a GPU of type cuda, not on {device}"
         if find_spec("triton") is None:
             return "the package triton is not installed"
-        if device == "cpu" and not _interprets():
+        if device == "cpu" and is_installed("numpy", NUMPY) and not is_installed("triton", TRITON):
             return "the interpreter of Triton before 3.7 needs a numpy before 2.4"
         if work.mechanism is not None:
             return _refuses_mechanism(work, device)
@@ -122,14 +121,6 @@ class TritonBackend:
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
         return TritonKernel(work, heads, device)
-
-
-def _interprets() -> bool:
-    """Whether Triton's interpreter runs kernels with the numpy that is installed."""
-    try:
-        return not is_older(version("triton"), TRITON) or is_older(version("numpy"), NUMPY)
-    except PackageNotFoundError:
-        return True  # a Triton that no package manager knows speaks for itself
 
 
 def _refuses_mechanism(work: Work, device: str) -> str | None:

@@ -9,7 +9,7 @@ its own, made where the tensors are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.choice import TILE
-from attnspec.backends.decided.products import Parts, Product
+from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
@@ -28,22 +28,13 @@ from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import Launching, TritonKernel
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
 from attnspec.backends.triton.tuning import LEAST
-from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.work import Call, Work
-
-
-@dataclass(frozen=True, eq=False)
-class TallPart(Part):
-    """A part whose tiles fill blocks, query tiles with the rows of all heads that share them."""
-
-    def layouts(self, product: Product) -> tuple[choice.TileLists, ...]:
-        heads = self.repeats.stop - self.repeats.start
-        return tuple(filled(each, heads, self.n_k) for each in super().layouts(product))
 
 
 def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
     """Tiles of a layout that follow one another as one, where they would leave most of a block
-    empty: one that reads what any of them reads."""
+    empty, also with the rows of all heads that share them: one that reads what any of them
+    reads."""
     rows = 1 if heads * layout.q_tile >= LEAST else -(-TILE // layout.q_tile)
     keys = 1 if layout.k_tile >= LEAST else -(-TILE // layout.k_tile)
     if rows == keys == 1 or not layout.lists.numel():
@@ -66,30 +57,27 @@ class DecidedKernel(Launching, DecidedTables):
     go, the dense definition computes the same.
     """
 
+    of_rest = TritonKernel
+
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         super().__init__(work, heads, device, parts)
-        self.beside: TritonKernel | None = None
-        if parts.rest is not None:
-            reads = inputs_in(parts.rest)
-            rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
-            self.beside = TritonKernel(rest, heads, device)
         self.looks = looks_of(work, heads, device)
 
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
-        whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
+        whole = Part(*sides, (batch, keys, repeat, n_q), self.work.n_k, call, filled)
         return whole.apart(self.parts.products)
 
     def launches(
         self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> Iterator[Launches]:
-        if self.beside is not None:
+        if self.rest is not None:
             # its inputs are [B, n_k]
-            data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
-            yield from self.beside.launches(tensors, replace(call, data=data), scale, back)
+            data = {name: call.data[name][:, 0] for name in self.rest.work.reads}
+            yield from self.rest.launches(tensors, replace(call, data=data), scale, back)
         for part in self.parts_of(tensors[0], call):
             steps = [placed_step(placed) for placed in self.placed(part)]
             # padding is in the masks
@@ -106,8 +94,7 @@ def placed_step(placed: Placed) -> Step:
     (count, rows, width), device = numbered.shape, numbered.device
     keys = numbered.clamp(min=0).flatten()
     queries = torch.arange(count * rows, device=device).repeat_interleave(width)
-    masked = torch.zeros_like(numbered, dtype=torch.bool)
-    masked = masked if placed.masked is None else placed.masked
+    masked = numbered < -1 if placed.masked is None else placed.masked
     numbers, bits = _masks(placed, masked)
     sides = [
         _side(side, length, count, (placed.batch, placed.heads))

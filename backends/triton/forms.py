@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
 from attnspec.ir.scores import DISTANCE, S, Scores, goes_by_distance
 
@@ -11,13 +9,9 @@ CAP, SLOPE, TABLE = 1, 2, 3
 """How a kernel is told of a statement: a cap, a slope of |q - k|, a number for each q - k."""
 
 
-class Form(NamedTuple):
-    """How a statement is told, with its number for each head, and the index by which a learned
-    table is read, None where none is."""
-
-    digit: int
-    number: Scalar = 0.0
-    read: Scalar | None = None
+Form = tuple[int, Scalar, "Scalar | None"]
+"""How a statement is told, with its number for each head, and the index by which a learned table is
+read, None where none is."""
 
 
 def forms_of(scores: Scores) -> list[Form] | None:
@@ -30,14 +24,14 @@ def _form_of(statement: Scalar) -> Form | None:
     """How a kernel is told of a statement; None where it cannot be."""
     match statement:
         case Apply("*", (cap, Apply("tanh", (Apply("/", (over, by)),)))) if over == S and cap == by:
-            return Form(CAP, cap) if set(symbols(cap)) <= {"head"} else None
+            return (CAP, cap, None) if set(symbols(cap)) <= {"head"} else None
         case Apply("-", (score, Apply("*", (slope, far)))) if score == S:
             if far == Apply("abs", (DISTANCE,)) and set(symbols(slope)) <= {"head"}:
-                return Form(SLOPE, slope)
+                return SLOPE, slope, None
         case Apply("+", (score, Apply("entry", (Symbol(), index)))) if score == S:
-            return Form(TABLE, read=index) if goes_by_distance(index) else None
+            return (TABLE, 0.0, index) if goes_by_distance(index) else None
     scores = Scores((statement,))
-    return Form(TABLE) if scores.added is not None and scores.by_distance else None
+    return (TABLE, 0.0, None) if scores.added is not None and scores.by_distance else None
 
 
 def refuses_scores(scores: Scores) -> str | None:
@@ -45,6 +39,6 @@ def refuses_scores(scores: Scores) -> str | None:
     forms = forms_of(scores)
     if forms is None:
         return "its kernels compute a cap and added functions of q - k, and `score` is more"
-    if sum(form.digit == TABLE for form in forms) > 1:
+    if sum(digit == TABLE for digit, *_ in forms) > 1:
         return "its kernels read one table of scores, and the spec has several"
     return None

@@ -22,16 +22,14 @@ from attnspec.backends.tables.kernel import ByTables
 from attnspec.backends.triton.attention import Launches, fits, looks_of
 from attnspec.backends.triton.tables import Step, step_of
 from attnspec.backends.triton.tuning import ON_GPU
-from attnspec.layout.steps import bands_of
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
 HOST = torch.device("cpu")
 """Where the lists of static steps are made."""
 
-Laid = tuple[slice, Sequence[Step], "Tensor | None"]
-"""Samples of a call, their steps, and the labels int64 [B, L, n_k] that pairs must have in
-common."""
+Laid = tuple[slice, Sequence[Step]]
+"""Samples of a call, and their steps."""
 
 
 class Launching(SoftmaxKernel):
@@ -59,8 +57,8 @@ class Launching(SoftmaxKernel):
         launches = self.launches((q, k, v), call, scale, False)
         # what is merged is kept in wide numbers meanwhile
         wide = torch.promote_types(q.dtype, torch.float32)
-        once = not self.work.decided and all(each.once for each in launches)
-        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype if once else wide)
+        kind = q.dtype if self._writes_once(launches) else wide
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=kind)
         # `softmax1` has a key of score and value 0
         empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
         lse = q.new_full(q.shape[:-1], empty, dtype=wide)
@@ -69,6 +67,10 @@ class Launching(SoftmaxKernel):
         return out.to(q.dtype), lse
 
     attended = forward  # which weighs the logit 0 of `softmax1`
+
+    def _writes_once(self, launches: Iterable[Launches]) -> bool:
+        """Whether every row is written once; those of slots are, from wide numbers."""
+        return not self.work.decided and all(len(each.steps) < 2 for each in launches)
 
     def derivatives(
         self,
@@ -80,7 +82,7 @@ class Launching(SoftmaxKernel):
     ) -> Sequence[Tensor]:
         *tensors, out, lse = saved
         launches = self.launches(tensors, call, scale, True)
-        once = not self.work.decided and all(len(each.steps) < 2 for each in launches)
+        once = self._writes_once(launches)
         # what is taken off the gradient of every weight of a row
         delta = (grad.to(lse.dtype) * out).sum(-1)
         if of_lse is not None:
@@ -89,7 +91,7 @@ class Launching(SoftmaxKernel):
         grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in tensors]
         grads += [torch.zeros_like(x, dtype=lse.dtype) for x in tables]
         for each in launches:
-            each.derive((grad, lse, delta), grads[:3], grads[3:])
+            each.derive((grad, lse, delta), grads)
         return [x.to(y.dtype) for x, y in zip(grads, (*tensors, *tables), strict=True)]
 
 
@@ -104,49 +106,44 @@ class TritonKernel(Launching, ByTables):
         place = device if work.reads else HOST
         self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
         self.steps = [step_of(tiles, device) for tiles in self.tiles]
-        self.last: Remembered[list[Laid]] = Remembered()
+        self.last: Remembered[list[Step]] = Remembered()
         self.samples: Remembered[list[Step]] = Remembered(LIMITS.layouts_few)
 
     def launches(
         self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> list[Launches]:
         batch, keys, repeat, n_q = tensors[0].shape[:4]
-        launches = []
-        for of, steps, labels in self._laid_out(call.data, batch):
+        every, launches = slice(None), []
+        for of, steps in self._laid_out(call.data, batch):
             line = call.line + (of.start or 0) * len(self.heads)
             padding = None if call.padding is None else call.padding[of]
-            every, shape = slice(None), (batch, keys, repeat, n_q)
             its = replace(call, padding=padding, line=line)
-            part = Part(of, every, every, shape, tensors[1].shape[2], its)
-            launches.append(Launches(self.looks, steps, part, tensors, scale, back, labels=labels))
+            part = Part(of, every, every, (batch, keys, repeat, n_q), self.work.n_k, its)
+            launches.append(Launches(self.looks, steps, part, tensors, scale, back))
         return launches
 
     def _laid_out(self, data: Mapping[str, Tensor], batch: int) -> list[Laid]:
         """The steps of a call with these inputs."""
         read = {name: data[name] for name in self.work.reads}
         if not read:
-            return [(slice(None), self.steps, None)]
+            return [(slice(None), self.steps)]
+
+        def together() -> list[Step]:
+            pairs = zip(self.steps, self.tiles, strict=True)
+            return [replace(step, masks=tiles(read, batch)) for step, tiles in pairs]
+
         if self.tiles:
-            return self.last.get([*read.values()], lambda: [self._together(read, batch)], batch)
-        return [(slice(x, x + 1), self._of_sample(read, x), None) for x in range(batch)]
+            return [(slice(None), self.last.get([*read.values()], together, batch))]
+        samples = ([x[at] for x in read.values()] for at in range(batch))
+        return [(slice(at, at + 1), self._of_sample(x)) for at, x in enumerate(samples)]
 
-    @torch.no_grad()
-    def _together(self, read: Mapping[str, Tensor], batch: int) -> Laid:
-        """All samples at once."""
-        masks = [tiles(read, batch) for tiles in self.tiles]
-        pairs = zip(self.steps, masks, strict=True)
-        return slice(None), [replace(step, masks=mine) for step, mine in pairs], masks[0].labels
-
-    def _of_sample(self, read: Mapping[str, Tensor], sample: int) -> list[Step]:
+    def _of_sample(self, read: Sequence[Tensor]) -> list[Step]:
         """The steps of one sample, kept for the last few inputs."""
-        arrays = [x[sample] for x in read.values()]
 
         def build() -> list[Step]:
-            work = of_sample(self.work, arrays)
-            bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
-            return [step_of(StepTiles(band, work, HOST), self.device) for band in bands]
+            return TritonKernel(of_sample(self.work, read), self.heads, self.device).steps
 
-        return self.samples.get(arrays, lambda: apart(build))
+        return self.samples.get(read, lambda: apart(build))
 
 
 def is_taken(q: Tensor) -> bool:

@@ -83,13 +83,7 @@ class OnAGpu(FlexKernel):
     def partial(self, q: Any, k: Any, v: Any, call: WorkCall) -> Any:
         for step in self.steps:
             blocks = step.blocks(call, len(q))
-            kind = attention.Kind(
-                1.0,
-                padded=call.padding is not None,
-                labels=len(blocks.labels),
-                own=step.tiles.looks,
-                runs=len(blocks.runs) // 2,
-            )
+            kind = attention.Kind(1.0, padded=call.padding is not None, own=step.tiles.looks)
             mod, sizes = attention.mask_mod(kind, blocks), (step.q.places, step.k.places)
             make: Any = BlockMask
             check_lists(make(sizes, *blocks.lists, BLOCK_SIZE=BLOCK, mask_mod=mod), *sizes)
@@ -273,7 +267,7 @@ def test_what_scores_read_is_differentiated_at_pairs_alone() -> None:
     meant = spec_of(body).compile(backend="dense")(*parts, inputs={"near": near})
     torch.testing.assert_close(module(*parts, inputs={"near": near}), meant)
     changes = Apply("*", (S, Apply("log", (Symbol(f"near{PAIR}"),))))
-    kind = attention.Kind(1.0, (changes,), (f"near{PAIR}",), runs=1, bounded=True)
+    kind = attention.Kind(1.0, (changes,), (f"near{PAIR}",), bounded=True)
     none, one, six = torch.zeros(1), torch.tensor(1), torch.tensor(6)
     runs = torch.zeros_like(at), at + 1
     blocks = attention.Blocks((), one, one, none, none, none, at, at, runs)

@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnspec.backends.common.exact import in_rows
-from attnspec.backends.common.torch_modes import is_transformed, unseen
+from attnspec.backends.common.exact import has_numbers, in_rows
 from attnspec.backends.factored.features.kernel import FeatureKernel, Worth
 from attnspec.backends.factored.features.maps import Summing, least_in_frames
 from attnspec.backends.factored.features.sums import (
@@ -25,6 +24,7 @@ from attnspec.backends.factored.features.sums import (
     Weighed,
     features_of_keys,
     frames_of,
+    joined,
     opened,
     parts,
     summed,
@@ -77,15 +77,12 @@ class LaunchedKernel(FeatureKernel):
 
 def _takes(given: Given) -> bool:
     """Whether kernels take the type of these tensors on their device."""
-    numbers = all(x.numel() for x in given[:3])
-    return numbers and is_taken(given.q) and not is_transformed()
+    return is_taken(given.q) and has_numbers(*given[:3])
 
 
 def _launched(how: Summing, given: Given) -> Worth:
     """What sums are worth."""
     tensors, put = opened(given)
-    if unseen(*tensors):
-        return _outputs(how, given)
 
     def run(*tensors: Tensor) -> Worth:
         (sums, log), _ = summed(how, put(tensors))
@@ -113,14 +110,12 @@ def _outputs(how: Summing, given: Given) -> Worth:
     # gradients of queries may be small beside what is rounded in an output
     out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
     totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
-    logs, framed = torch.zeros_like(totals), False
-    for part, of_out, of_totals, of_logs in parts(how, given, out, totals, logs, block=ROOM):
-        run = _Launches(how, part)
-        run.outputs(of_out, of_totals)
-        if run.logs is not None:
-            framed = True
-            of_logs.copy_(run.logs)
-    return out, totals, logs if framed else None
+    every = [
+        _Launches(how, part).outputs(*into)
+        for part, *into in parts(how, given, out, totals, block=ROOM)
+    ]
+    logs = [x for x in every if x is not None]
+    return out, totals, joined(logs, 0) if logs else None
 
 
 class _Launches:
@@ -172,23 +167,20 @@ class _Launches:
         request: Given = put(grads)
         with torch.set_grad_enabled(back):
             keys, log = features_of_keys(how, request)
-            queries, of_rows = how.features(request.q.to(self.kind).flatten(1, 2), request.tables)
+            queries, logs = how.features(request.q.to(self.kind).flatten(1, 2), request.tables)
         # what the gradients of features are taken through
         self.made = request, (queries, keys)
-        log = None if log is None else log.detach()
-        frames = frames_of(self.given, log, None, self.length)
-        logs = None if of_rows is None else of_rows.detach()
-        times = None
+        frames, times = frames_of(self.given, log, None, self.length), None
+        logs = None if logs is None else logs.detach()
         if frames is not None:
-            of_keys, of_all, start, _ = frames
-            rows = of_all[..., self.first :]
+            of_keys, of_rows, start, _ = frames
             if not self.causal:
                 # all queries read all keys
-                rows = of_all[..., -1:].expand(-1, -1, self.length - self.first)
-                of_all = of_all[..., -1:].expand(of_all.shape)
-            times = of_keys, of_all
+                of_rows = of_rows[..., -1:].expand(of_rows.shape)
+            times = of_keys, of_rows
             if not request.gate:
-                above = (start[..., None] + rows).to(self.kind).repeat(1, 1, self.repeat).flatten(1)
+                above = (start[..., None] + of_rows[..., self.first :]).to(self.kind)
+                above = above.repeat(1, 1, self.repeat).flatten(1)
                 logs = above if logs is None else logs + above
         shape = self.batch, self.repeat, self.length - self.first
         self.logs = None if logs is None else logs.reshape(shape)
@@ -215,8 +207,9 @@ class _Launches:
         attention.launch(kernels.carry, lines * blocks, rest, *PROGRAM)
         return states
 
-    def outputs(self, out: Tensor, totals: Tensor) -> None:
-        """Fills the outputs [N, R, n_q, e], and the sums of weights [N, R, n_q]."""
+    def outputs(self, out: Tensor, totals: Tensor) -> Tensor | None:
+        """Fills the outputs [N, R, n_q, e], and the sums of weights [N, R, n_q], whose frames it
+        returns, if there are any."""
         logs = rows_of(totals if self.logs is None else self.logs)
         into = rows_of(out), rows_of(totals), logs
         with running_on(self.f.device):
@@ -224,20 +217,12 @@ class _Launches:
             arguments = *self.tensors, *into, self.frames, states, self.plan
             count = self._programs(True, self.plan.talls)
             attention.launch(kernels.outputs, count, arguments, *PROGRAM)
+        return self.logs
 
-    def gradients(
-        self,
-        into: Given,
-        out: Tensor,
-        totals: Tensor,
-        grad: Tensor,
-        of_totals: Tensor,
-    ) -> None:
-        """Fills in the gradients of what is given, where `grad` is that of the output, `of_totals`
-        that of the sums of weights."""
-        plan, kind = self.plan, self.kind
-        above = self._above(out, totals, grad, of_totals)
-        f, g, v = self.tensors
+    def gradients(self, into: Given, *saved: Tensor) -> None:
+        """Fills in the gradients of what is given, by outputs, the sums of their weights, and the
+        gradients of both."""
+        plan, kind, above, (f, g, v) = self.plan, self.kind, self._above(*saved), self.tensors
         direct = self.map is not None
         of_f = into.q if direct else torch.empty_like(self.f, dtype=kind)
         of_g = into.k[:, None] if direct else torch.empty_like(self.g, dtype=kind)
@@ -253,10 +238,11 @@ class _Launches:
         if not direct:
             self._through(into, of_f, of_g)
 
-    def _above(self, out: Tensor, *rest: Tensor) -> tuple[Rows, Rows, Rows]:
+    def _above(
+        self, out: Tensor, totals: Tensor, grad: Tensor, of_totals: Tensor
+    ) -> tuple[Rows, Rows, Rows]:
         """The gradients of outputs, what these are divided by, and the gradients of the sums of
         weights."""
-        totals, grad, of_totals = rest
         grad = in_rows(grad)
         of_sums, of_weights = torch.ones_like(totals), torch.zeros_like(totals)
         if self.how.divides:
