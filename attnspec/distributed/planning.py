@@ -13,7 +13,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, exchange_of
+from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, between
 from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation, chosen_text
@@ -188,7 +188,7 @@ class DistributedPlan:
         """What a rank would receive if every key and value were sent to every rank: the one that
         holds least."""
         layers = sum(len(each.layers) for each in self.layers)
-        row = self.tensors.key_bytes(self.tensors.key_heads)
+        row = self.tensors.key_heads * self.tensors.key_bytes
         return (self.n - min(self.partition.lengths)) * row * layers
 
     @cached_property
@@ -199,7 +199,7 @@ class DistributedPlan:
         for layer in self.layers:
             text.update(repr((layer.layers, layer.how)).encode())
             for exchange in layer.exchanges:
-                text.update(exchange.bars.tobytes() + exchange.keys.tobytes())
+                text.update(exchange.bars.tobytes() + exchange.there.tobytes())
         return int.from_bytes(text.digest()[:8]) >> 2
 
     def __str__(self) -> str:
@@ -385,13 +385,11 @@ class Planner:
             some = [works[at] for at in members]
             graphs = tuple((x, tuple(h for h in of if h // t.ratio in keys)) for x, of in some)
             readings = [self.reading(work.relation) for work, _ in graphs]
-            exchanges.append(exchange_of(graphs, readings, len(keys), where, t, queries))
-        there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
-        pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
-        counted = [each for each in pairs if each is not None]
-        total = np.sum(counted, 0) if len(counted) == len(pairs) else None
-        whole = numbers, t, self.rates, ROWS, "", there, back
-        return LayerPlan(*whole, total, tuple(exchanges))
+            exchanges.append(Exchange(where, t, graphs, readings, len(keys), queries))
+        links = (sum(each.there for each in exchanges), sum(each.back for each in exchanges))
+        counted = [each.pairs for each in exchanges if each.pairs is not None]
+        pairs = np.sum(counted, 0) if len(counted) == len(exchanges) else None
+        return LayerPlan(numbers, t, self.rates, ROWS, "", *links, pairs, tuple(exchanges))
 
     def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
         """The pairs of each rank's heads; None where counting them is too much."""
@@ -453,12 +451,7 @@ def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
         sums = np.array(rows, np.int64) * (t.value_dim + kept.divides + kept.keys) * unit
         there, back = there + sums + many * unit, back + sums
     every = np.zeros((ranks, ranks), np.int64)
-    return _between(every + there[None]), _between(every + back[:, None])
-
-
-def _between(links: np.ndarray) -> np.ndarray:
-    """Links without those of a rank with itself."""
-    return np.asarray(links * (1 - np.eye(len(links), dtype=np.int64)))
+    return between(every + there[None]), between(every + back[:, None])
 
 
 def head_links(partition: Partition, t: Tensors, every: bool = False) -> Links:
@@ -468,6 +461,6 @@ def head_links(partition: Partition, t: Tensors, every: bool = False) -> Links:
     mine = np.array(
         [t.key_heads if every else len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)]
     )
-    there = mine * (t.query_bytes(t.ratio) + t.key_bytes(1)) + partition.n * t.batch * t.pairs
+    there = mine * (t.ratio * t.query_bytes + t.key_bytes) + partition.n * t.batch * t.pairs
     back = 0 * mine if every else mine * t.batch * t.ratio * t.value_dim * t.element
-    return _between(lengths[:, None] * there[None]), _between(back[:, None] * lengths[None])
+    return between(lengths[:, None] * there[None]), between(back[:, None] * lengths[None])

@@ -79,7 +79,7 @@ class GroupHere:
 
         guests, every = np.concatenate([local[:0], *self.got_keys.values()]), np.arange(len(local))
         # own rows whose queries may read keys that come
-        self.reading = np.flatnonzero(exchange.readings[graph].readers(guests)[local])
+        self.reading = np.flatnonzero(exchange.readings[graph].read(guests, readers=True)[local])
         # what cannot be merged is weighed once, over all keys
         at_home = local if self.merges else np.append(local, guests)
         self.at_home = self.weighing(local, at_home, every)
