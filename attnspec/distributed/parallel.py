@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple, Never, cast
+from typing import Any, Never, cast
 
 import torch
 import torch.distributed as dist
@@ -30,20 +30,26 @@ from attnspec.distributed.rows import RowsHere
 from attnspec.distributed.states import StatesHere
 from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import index_of, length_of
-from attnspec.ir.program import POSITIONS, Program
+from attnspec.ir.program import Input, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import (
     FLOATS,
     Parts,
-    check_inputs,
+    along_positions,
     check_layer,
     refuse_unknown,
     taken_apart,
+    without_padding,
 )
-from attnspec.runtime.engine import Outputs, no_log_sum_exps, nothing, require_log_sum_exps
+from attnspec.runtime.engine import (
+    NOTHING,
+    Outputs,
+    no_log_sum_exps,
+    nothing,
+    require_log_sum_exps,
+)
 from attnspec.runtime.module import CompiledAttention, in_type_of_autocast
 
 KEPT = 64
@@ -103,16 +109,12 @@ class ParallelAttention(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.device_mesh, self.partition = module, mesh, partition
-        self._pairs = pair_inputs(module.program)
-        # the program without inputs that no rank has whole
-        others = (x for x in module.program.inputs if x.name not in self._pairs)
-        self._apart = replace(module.program, inputs=tuple(others))
-        of_pairs = (f"the {x} of the input `{name}`" for name in self._pairs for x in _OF_PAIRS)
+        pairs = module.engine.pairs
+        of_pairs = (f"the {x} of the input `{name}`" for name in pairs for x in _OF_PAIRS)
         self._alike = *_ALIKE, *of_pairs
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
-        self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
-        self._partitions: Cache[int, Partition] = Cache(KEPT)
+        self._plans: Cache[object, DistributedPlan] = Cache(KEPT)
         self._ready: Cache[tuple[object, ...], Here] = Cache(KEPT)
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
@@ -132,7 +134,7 @@ class ParallelAttention(torch.nn.Module):
             raise ValueError(
                 f"the partition that was given is one of {fixed.n:,} positions, got n = {n:,}"
             )
-        return fixed or self._partitions.get(n, lambda: plan(program, n, ranks).partition)
+        return fixed or self._plans.get(n, lambda: plan(program, n, ranks)).partition
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
@@ -224,19 +226,22 @@ class ParallelAttention(torch.nn.Module):
         like = q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
-        asked = _Asked(layer, key_padding_mask, inputs, dropout_p, return_lse)
-        plan, n = self._called(q, k, v, asked)
-        return plan if like is None else _as_dtensors(plan, like, n)
+        besides = key_padding_mask, inputs, dropout_p
+        out, lse, n = self._called(q, k, v, layer, besides, return_lse)
+        outputs = (out, lse) if return_lse else out
+        return outputs if like is None else _as_dtensors(outputs, like, n)
 
     @in_type_of_autocast
-    def _called(self, q: Any, k: Tensor, v: Tensor, asked: _Asked) -> tuple[Any, int]:
+    def _called(
+        self, q: Any, k: Tensor, v: Tensor, layer: int, besides: Any, return_lse: bool
+    ) -> tuple[Tensor, Tensor | None, int]:
         """The outputs, and the whole length; raises on every rank where calls differ."""
         self.mesh.received = 0
         device = q.device if isinstance(q, Tensor) else torch.device("cpu")
         wrong: Exception | None = None
-        mine = [0] * (2 + len(self._alike))
+        mine, call = [0] * (2 + len(self._alike)), NOTHING
         try:
-            mine = self._said((q, k, v), asked)
+            layer, call, mine = self._said((q, k, v), layer, besides, return_lse)
         except (TypeError, ValueError) as error:
             wrong = error
         lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
@@ -249,70 +254,81 @@ class ParallelAttention(torch.nn.Module):
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
         partition, module = self._of_lengths(lengths), self.module
-        asked = asked._replace(**self._whole(partition, asked))
-        out, lse = self._run((q, k, v), partition, asked)
+        out, lse = self._run((q, k, v), partition, layer, self._whole(call, partition), return_lse)
         if module.training and module.draws is not None:
-            module.draws.count(asked.layer)
-        if asked.return_lse and lse is None:
+            module.draws.count(layer)
+        if return_lse and lse is None:
             raise no_log_sum_exps(module.program)
-        return (out, lse) if asked.return_lse else out, partition.n
+        return out, lse, partition.n
 
-    def _said(self, parts: Parts, asked: _Asked) -> list[int]:
-        """What ranks compare: the length, what random numbers come from, 0 where none are drawn,
-        and what must be alike."""
+    def _said(
+        self, parts: Parts, layer: int, besides: Any, return_lse: bool
+    ) -> tuple[int, Call, list[int]]:
+        """The layer, the call of own positions, and what ranks compare: the length, what random
+        numbers come from, 0 where none are drawn, and what must be alike."""
         (q, k, v), module = parts, self.module
-        layer, _ = module.checked(q, k, v, asked.layer)
+        layer, _ = module.checked(q, k, v, layer)
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 f"q and k must have the same positions, got {q.shape[2]} and {k.shape[2]}: a rank"
                 " holds queries, keys and values of its own positions"
             )
-        call = module.call_of(layer, q, k, v, *asked[1:4], pairs=False)
+        call = module.call_of(layer, q, k, v, *besides, pairs=False)
         chance = round(call.dropout_p * 2**40)
-        pairs = [call.data[name] for name in self._pairs]
-        if asked.return_lse:
+        pairs = [call.data[name] for name in module.engine.pairs]
+        if return_lse:
             # before any rank sends: those without heads of their own would
             require_log_sum_exps(module.program, layer)
-        flags = [asked.padding is not None, asked.return_lse, torch.is_grad_enabled()]
+        flags = [call.padding is not None, return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v, *pairs)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
         state = _random_state(q.device) if chance else 0
         alike = [*shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
         alike += [x for each in pairs for x in (FLOATS.index(each.dtype), *each.shape[1::2])]
-        return [q.shape[2], state, *alike]
+        return layer, call, [q.shape[2], state, *alike]
 
-    def _run(self, parts: Parts, partition: Partition, asked: _Asked) -> Outputs:
-        """The output of own positions, and its log-sum-exps; padding and inputs are those of the
-        whole sequence, but of pairs those of own queries."""
-        (q, k, v), n, module = parts, partition.n, self.module
-        layer, padding, inputs, dropout_p, return_lse = asked
-        inputs, pairs = taken_apart(module.program, inputs or {}, n)
-        if not (n and len(q)):
-            extents_of(module.program, n)
-            out, lse = nothing(*parts)
-            for table in pairs.values():
-                out = tied(out, table)
-            return out, lse
-        each = sum(x.shape[1] * x.element_size() for x in pairs.values())
-        tensors = Tensors(
-            len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), each
+    def _whole(self, call: Call, partition: Partition) -> Call:
+        """The call with the padding and the inputs of the whole sequence, but with a number of each
+        pair for own queries alone."""
+        padding = call.padding
+        if padding is not None:
+            padding = self._gathered(padding, partition, 1)
+
+        def whole(entry: Input, x: Tensor, axis: int) -> Tensor:
+            if entry.kind == "pairs":
+                return x
+            x = self._gathered(x.detach(), partition, axis)
+            fills = entry.kind == "numbers" and padding is not None
+            return without_padding(x, padding) if fills else x
+
+        data, pairs = taken_apart(
+            self.program, along_positions(self.program, call.data, whole), partition.n
         )
-        self._last = tensors
-        found = self.plan(n, layer=layer, tensors=tensors)
-        # what patterns take is made of inputs beside tensors of the whole length
-        queries, keys = (x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k))
-        data = check_inputs(self._apart, inputs, queries, keys, padding)
-        module.engine.check_data(data, n)
-        key = found.digest, module.engine.binder.alike(layer), str(q.device)
-        made = self._ready.get(key, lambda: self._made(layer, found, q.device))
-        if found.layers[0].how in (ALL, HEADS):
-            # who weighs the queries of others needs their rows
-            pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
-        draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        learned = {name: module.learned(name) for name in module.engine.own} | pairs
-        call = Call(padding, float(dropout_p), learned, data, draws)
-        out, lse = made.run(parts, call, return_lse)
+        return replace(call, padding=padding, data=data, tables={**call.tables, **pairs})
+
+    def _run(
+        self, parts: Parts, partition: Partition, layer: int, call: Call, return_lse: bool
+    ) -> Outputs:
+        """The output of own positions, and its log-sum-exps."""
+        (q, k, v), n, engine = parts, partition.n, self.module.engine
+        pairs = {name: call.tables[name] for name in engine.pairs}
+        if n and len(q):
+            each = sum(x.shape[1] * x.element_size() for x in pairs.values())
+            sizes = len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), each
+            self._last = Tensors(*sizes)
+            plan = self.plan(n, layer=layer, tensors=self._last)
+            engine.check_data(call.data, n)
+            key = plan.digest, engine.binder.alike(layer), str(q.device)
+            made = self._ready.get(key, lambda: self._made(layer, plan, q.device))
+            if plan.layers[0].how in (ALL, HEADS):
+                # who weighs the queries of others needs their rows
+                pairs = {x: gathered(self.mesh, partition, y, 3) for x, y in pairs.items()}
+            call = replace(call, tables={**call.tables, **pairs})
+            out, lse = made.run(parts, call, return_lse)
+        else:
+            extents_of(self.program, n)
+            out, lse = nothing(*parts)
         for table in pairs.values():
             # a rank may compute no head that reads it
             out = tied(out, table)
@@ -333,28 +349,6 @@ class ParallelAttention(torch.nn.Module):
                 " same partition?"
             )
         return cast("Here", made)
-
-    def _whole(self, partition: Partition, asked: _Asked) -> dict[str, Any]:
-        """The padding and the inputs of the whole sequence; of pairs those of own queries."""
-        padding, arrays = asked.padding, dict(asked.inputs or {})
-        if padding is not None:
-            padding = self._gathered(padding, partition, 1)
-        for entry in self._apart.inputs:
-            # what has no positions is given whole
-            axis = POSITIONS.get(entry.kind)
-            if axis is not None:
-                arrays[entry.name] = self._gathered(arrays[entry.name].detach(), partition, axis)
-        return {"padding": padding, "inputs": arrays}
-
-
-class _Asked(NamedTuple):
-    """What a call is asked besides q, k and v."""
-
-    layer: int
-    padding: Tensor | None
-    inputs: Mapping[str, Tensor] | None
-    dropout_p: float
-    return_lse: bool
 
 
 _ALIKE = (
