@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from attnspec.backends.common.torch_modes import apart
-from attnspec.distributed.collectives import Mesh, gathered, tied
+from attnspec.distributed.collectives import Mesh, Run, gathered, tied
 from attnspec.distributed.exchange import Tensors
-from attnspec.distributed.heads import HeadsHere
+from attnspec.distributed.heads import heads_here
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
@@ -26,8 +26,8 @@ from attnspec.distributed.planning import (
     plan,
     require_one_sequence,
 )
-from attnspec.distributed.rows import RowsHere
-from attnspec.distributed.states import StatesHere
+from attnspec.distributed.rows import rows_here
+from attnspec.distributed.states import states_here
 from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import Input, Program
@@ -55,10 +55,7 @@ from attnspec.runtime.module import CompiledAttention, in_type_of_autocast
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
 
-Here = RowsHere | HeadsHere | StatesHere
-"""What runs a layer on one rank."""
-
-_RUNS = {ROWS: RowsHere, HEADS: HeadsHere, ALL: HeadsHere, STATES: StatesHere}
+_RUNS = {ROWS: rows_here, HEADS: heads_here, ALL: heads_here, STATES: states_here}
 
 
 def parallelize(
@@ -115,7 +112,7 @@ class ParallelAttention(torch.nn.Module):
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[object, DistributedPlan] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], Here] = Cache(KEPT)
+        self._ready: Cache[object, Run] = Cache(KEPT)
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
 
@@ -226,7 +223,8 @@ class ParallelAttention(torch.nn.Module):
         like = q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
-        besides = key_padding_mask, inputs, dropout_p
+        # inputs of pairs stay among the others until all ranks agree on them
+        besides = key_padding_mask, inputs, dropout_p, False
         out, lse, n = self._called(q, k, v, layer, besides, return_lse)
         outputs = (out, lse) if return_lse else out
         return outputs if like is None else _as_dtensors(outputs, like, n)
@@ -273,7 +271,7 @@ class ParallelAttention(torch.nn.Module):
                 f"q and k must have the same positions, got {q.shape[2]} and {k.shape[2]}: a rank"
                 " holds queries, keys and values of its own positions"
             )
-        call = module.call_of(layer, q, k, v, *besides, pairs=False)
+        call = module.call_of(layer, q, k, v, *besides)
         chance = round(call.dropout_p * 2**40)
         pairs = [call.data[name] for name in module.engine.pairs]
         if return_lse:
@@ -299,8 +297,8 @@ class ParallelAttention(torch.nn.Module):
             if entry.kind == "pairs":
                 return x
             x = self._gathered(x.detach(), partition, axis)
-            fills = entry.kind == "numbers" and padding is not None
-            return without_padding(x, padding) if fills else x
+            real = padding if entry.kind == "numbers" else None
+            return x if real is None else without_padding(x, real)
 
         data, pairs = taken_apart(
             self.program, along_positions(self.program, call.data, whole), partition.n
@@ -325,7 +323,7 @@ class ParallelAttention(torch.nn.Module):
                 # who weighs the queries of others needs their rows
                 pairs = {x: gathered(self.mesh, partition, y, 3) for x, y in pairs.items()}
             call = replace(call, tables={**call.tables, **pairs})
-            out, lse = made.run(parts, call, return_lse)
+            out, lse = made(parts, call, return_lse)
         else:
             extents_of(self.program, n)
             out, lse = nothing(*parts)
@@ -334,7 +332,7 @@ class ParallelAttention(torch.nn.Module):
             out = tied(out, table)
         return out, lse
 
-    def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Here:
+    def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Run:
         """What runs a layer here; raises on every rank where one cannot, or plans differ."""
         made, wrong = None, None
         try:
@@ -348,7 +346,7 @@ class ParallelAttention(torch.nn.Module):
                 "ranks made different plans of the same spec: are they of one version, with the"
                 " same partition?"
             )
-        return cast("Here", made)
+        return cast(Run, made)
 
 
 _ALIKE = (
