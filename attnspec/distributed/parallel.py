@@ -58,43 +58,12 @@ KEPT = 64
 _RUNS = {ROWS: rows_here, HEADS: heads_here, ALL: heads_here, STATES: states_here}
 
 
-def parallelize(
-    module: CompiledAttention,
-    mesh: Any,
-    *,
-    partition: Partition | None = None,
-    timeout: float = 60.0,
-) -> ParallelAttention:
-    """The attention of a compiled module over the ranks of a `DeviceMesh` of one dimension.
+class ParallelAttention(torch.nn.Module):
+    """The attention of a compiled module over the ranks of a `DeviceMesh` of one dimension: takes
+    and returns shards [B, H, n_local, d] as `shard` cuts them.
 
     `partition` stands in place of the one that is cheapest for each length, and holds for its own
     length alone. A rank waits `timeout` seconds for the others, then raises `LostRank`.
-    """
-    if not isinstance(module, CompiledAttention):
-        raise TypeError(
-            f"a compiled module is needed, `spec.compile()`, got {type(module).__name__}: of a"
-            " layer of this package it is `layer.attention`"
-        )
-    require_one_sequence(module.program)
-    if getattr(mesh, "ndim", None) != 1:
-        raise ValueError(
-            f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
-            " `mesh['cp']`"
-        )
-    if not isinstance(partition, Partition | None):
-        raise TypeError(
-            "partition must be that of a plan, `spec.distribute(n, devices).partition`, got"
-            f" {partition!r}"
-        )
-    if partition is not None and partition.ranks != mesh.size():
-        raise ValueError(
-            f"the partition is one of {partition.ranks} ranks, the mesh has {mesh.size()}"
-        )
-    return ParallelAttention(module, mesh, partition, timeout)
-
-
-class ParallelAttention(torch.nn.Module):
-    """Takes and returns shards [B, H, n_local, d] as `shard` cuts them.
 
     `bytes_received` counts the bytes of rows that reached this rank in the last call, forward.
     Gradients of the module's parameters are this rank's share: sum them over the mesh, as for every
@@ -102,15 +71,42 @@ class ParallelAttention(torch.nn.Module):
     """
 
     def __init__(
-        self, module: CompiledAttention, mesh: Any, partition: Partition | None, timeout: float
+        self,
+        module: CompiledAttention,
+        mesh: Any,
+        *,
+        partition: Partition | None = None,
+        timeout: float = 60.0,
     ) -> None:
         super().__init__()
+        if not isinstance(module, CompiledAttention):
+            raise TypeError(
+                f"a compiled module is needed, `spec.compile()`, got {type(module).__name__}: of a"
+                " layer of this package it is `layer.attention`"
+            )
+        require_one_sequence(module.program)
+        if getattr(mesh, "ndim", None) != 1:
+            raise ValueError(
+                f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
+                " `mesh['cp']`"
+            )
+        if not isinstance(partition, Partition | None):
+            raise TypeError(
+                "partition must be that of a plan, `spec.distribute(n, devices).partition`, got"
+                f" {partition!r}"
+            )
+        if partition is not None and partition.ranks != mesh.size():
+            raise ValueError(
+                f"the partition is one of {partition.ranks} ranks, the mesh has {mesh.size()}"
+            )
         self.module, self.device_mesh, self.partition = module, mesh, partition
         pairs = module.engine.pairs
         of_pairs = (f"the {x} of the input `{name}`" for name in pairs for x in _OF_PAIRS)
         self._alike = *_ALIKE, *of_pairs
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
+        # counts what is no row of a call
+        self._aside = replace(self.mesh)
         self._plans: Cache[object, DistributedPlan] = Cache(KEPT)
         self._ready: Cache[object, Run] = Cache(KEPT)
         self._last: Tensors | None = None
@@ -125,13 +121,12 @@ class ParallelAttention(torch.nn.Module):
 
     def partition_of(self, n: int) -> Partition:
         """Which positions each rank holds of n."""
-        n = length_of(n)
-        fixed, program, ranks = self.partition, self.module.program, self.mesh.ranks
+        n, fixed = length_of(n), self.partition
         if fixed is not None and fixed.n != n:
             raise ValueError(
                 f"the partition that was given is one of {fixed.n:,} positions, got n = {n:,}"
             )
-        return fixed or self._plans.get(n, lambda: plan(program, n, ranks)).partition
+        return fixed or self._plans.get(n, lambda: plan(self.program, n, self.mesh.ranks)).partition
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
@@ -143,14 +138,7 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        return self._gathered(local, self._partition(local.shape[dim], local.device), dim)
-
-    def _gathered(self, x: Tensor, partition: Partition, dim: int) -> Tensor:
-        """What is not a row of a call: its bytes are not counted."""
-        before = self.mesh.received
-        whole = gathered(self.mesh, partition, x, dim)
-        self.mesh.received = before
-        return whole
+        return gathered(self._aside, self._partition(local.shape[dim], local.device), local, dim)
 
     def positions(self, first: int, count: int, device: torch.device) -> Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
@@ -182,16 +170,12 @@ class ParallelAttention(torch.nn.Module):
         """The plan of a layer at n positions: for tensors as in the last call, unless others are
         said. `bytes_received` are those of each rank, `bytes_gathered` what one would receive if
         every key and value were sent to every rank."""
-        n, layer = length_of(n), check_layer(self.module.program, layer)
-        program, ranks = self.module.program, self.mesh.ranks
-        heads, element = program.heads or 1, torch.get_default_dtype().itemsize
+        n, layer = length_of(n), check_layer(self.program, layer)
+        heads, element = self.program.heads or 1, torch.get_default_dtype().itemsize
         tensors = tensors or self._last or Tensors(heads=heads, key_heads=heads, element=element)
-
-        def planned() -> DistributedPlan:
-            where = self.partition_of(n)
-            return plan(program, n, ranks, tensors, layer=layer, partition=where)
-
-        return self._plans.get((n, self.module.engine.binder.alike(layer), tensors), planned)
+        key = n, self.module.engine.binder.alike(layer), tensors
+        settings: Any = {"tensors": tensors, "layer": layer, "partition": self.partition_of(n)}
+        return self._plans.get(key, lambda: plan(self.program, n, self.mesh.ranks, **settings))
 
     # --- a call ----------------------------------------------------------------------------------
 
@@ -291,12 +275,12 @@ class ParallelAttention(torch.nn.Module):
         pair for own queries alone."""
         padding = call.padding
         if padding is not None:
-            padding = self._gathered(padding, partition, 1)
+            padding = gathered(self._aside, partition, padding, 1)
 
         def whole(entry: Input, x: Tensor, axis: int) -> Tensor:
             if entry.kind == "pairs":
                 return x
-            x = self._gathered(x.detach(), partition, axis)
+            x = gathered(self._aside, partition, x.detach(), axis)
             real = padding if entry.kind == "numbers" else None
             return x if real is None else without_padding(x, real)
 
@@ -347,6 +331,9 @@ class ParallelAttention(torch.nn.Module):
                 " same partition?"
             )
         return cast(Run, made)
+
+
+parallelize = ParallelAttention
 
 
 _ALIKE = (

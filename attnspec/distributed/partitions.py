@@ -15,7 +15,7 @@ from math import gcd
 
 import numpy as np
 
-from attnspec.graphs.relation import Progressions, Relation, probes
+from attnspec.graphs.relation import Relation
 
 MOST_RUNS = 512
 """The most runs of all ranks together: every two of them are asked about."""
@@ -29,9 +29,6 @@ examined where its balance is better by this factor."""
 
 ROOM = 1.05
 """How many times its even share of the positions a rank may hold where work is dealt out."""
-
-PROBED = 65
-"""Rows that are examined first, where it is asked whether any cut of the sequence is free."""
 
 
 @dataclass(frozen=True)
@@ -113,36 +110,24 @@ def by_residue(n: int, ranks: int, step: int) -> Partition | None:
 
 def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
     """Whether no pair joins the positions before c with those from c on, bool [n - 1] for
-    0 < c < n; None where rows have no closed form, or one of a few is seen to join more than the
-    `longest` part that is of use."""
-    few = probes(n, PROBED)
-    seen = _reached(few, relation.progressions(few, n), n)
-    if seen is None or (seen[1] - seen[0] >= longest).any():
-        return None
+    0 < c < n; None where rows have no closed form, or one joins more than the `longest` part that
+    is of use."""
     first, last = np.arange(n), np.arange(n)
     for at, closed in relation.closed_rows(n):
-        rows = np.arange(at, at + (0 if closed is None else np.broadcast(*closed).shape[0]))
-        reached = _reached(rows, closed, n)
-        if reached is None:
+        if closed is None:
             return None
-        first[rows], last[rows] = reached
+        start, stop, step = np.broadcast_arrays(*closed)
+        rows = np.arange(at, at + len(start))
+        nonempty = stop > start
+        end = start + np.maximum(stop - 1 - start, 0) // step * step
+        first[rows] = np.minimum(rows, np.where(nonempty, start, n).min(-1, initial=n))
+        last[rows] = np.maximum(rows, np.where(nonempty, end, -1).max(-1, initial=-1))
+        if (last[rows] - first[rows] >= longest).any():
+            return None
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
     cuts = np.arange(1, n)
     return np.asarray((reach[:-1] < cuts) & (back[1:] >= cuts))
-
-
-def _reached(
-    rows: np.ndarray, closed: Progressions | None, n: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The least and the greatest position of each query and its keys; None if not closed."""
-    if closed is None:
-        return None
-    start, stop, step = np.broadcast_arrays(*closed)
-    nonempty = stop > start
-    end = start + np.maximum(stop - 1 - start, 0) // step * step
-    first = np.minimum(rows, np.where(nonempty, start, n).min(-1, initial=n))
-    return first, np.maximum(rows, np.where(nonempty, end, -1).max(-1, initial=-1))
 
 
 def candidates(
@@ -163,7 +148,7 @@ def candidates(
     if not works:
         yield head_tail(n, ranks)
         return
-    least = max(_balance(plain, each) for each in works)
+    least = max(balance_of(plain.sums(each)) for each in works)
     if least <= EVEN:
         return
     work = np.sum([each.astype(np.float64) for each in works], axis=0)
@@ -173,7 +158,7 @@ def candidates(
         dealt.append(Partition("chunks by work", n, chunks))
     for each in dealt:
         # more runs have more rims: they are worth a plan where work comes out more evenly
-        balance = max(_balance(each, one) for one in works)
+        balance = max(balance_of(each.sums(one)) for one in works)
         if balance < least / EVEN:
             least = balance
             yield each
@@ -190,10 +175,9 @@ def candidates(
                 yield Partition("whole documents", n, parts)
 
 
-def _balance(partition: Partition, work: np.ndarray) -> float:
-    """The most work of a rank by the mean."""
-    sums = partition.sums(work)
-    return float(sums.max() / sums.mean()) if sums.any() else 1.0
+def balance_of(work: np.ndarray) -> float:
+    """The most work of a rank by the mean, of that of each."""
+    return float(work.max() / work.mean()) if work.any() else 1.0
 
 
 def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
