@@ -7,10 +7,10 @@ its runs one behind the other. Candidates are made for a relation and held again
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import gcd
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from attnspec.graphs.relation import Relation
 
 MOST_RUNS = 512
-"""The most runs of all ranks together: every two of them are asked about."""
+"""The most runs of all ranks together."""
 
 CHUNKS = 8
 """Runs of each rank where work is dealt out in chunks."""
@@ -83,13 +83,13 @@ def contiguous(n: int, ranks: int) -> Partition:
     """One run each, as `torch.chunk` and `Shard` cut: all of one length but the last ones."""
     each = max(1, -(-n // ranks))
     ends = [min(n, rank * each) for rank in range(ranks + 1)]
-    return Partition("contiguous", n, tuple(_run(*run) for run in itertools.pairwise(ends)))
+    return Partition("contiguous", n, tuple((run,) for run in pairwise(ends)))
 
 
 def head_tail(n: int, ranks: int) -> Partition:
     """Two runs each, from the front and from the back: triangles become even."""
     ends = _even(n, 2 * ranks)
-    runs = tuple((*_run(*ends[rank]), *_run(*ends[-1 - rank])) for rank in range(ranks))
+    runs = tuple((ends[rank], ends[-1 - rank]) for rank in range(ranks))
     return Partition("head-tail", n, runs)
 
 
@@ -99,13 +99,13 @@ def by_residue(n: int, ranks: int, step: int) -> Partition | None:
     if step * parts % ranks and step < 4 * ranks:
         return None
     pieces = [
-        _run(residue + low * step, min(n, residue + high * step))
+        (residue + low * step, min(n, residue + high * step))
         for residue in range(step)
         for low, high in _even(max(0, -((residue - n) // step)), parts)
     ]
-    ends = itertools.pairwise(rank * len(pieces) // ranks for rank in range(ranks + 1))
-    runs = (tuple(itertools.chain(*pieces[first:end])) for first, end in ends)
-    return Partition(f"by residue modulo {step}", n, tuple(runs), step)
+    ends = pairwise(rank * len(pieces) // ranks for rank in range(ranks + 1))
+    runs = tuple(tuple(pieces[first:end]) for first, end in ends)
+    return Partition(f"by residue modulo {step}", n, runs, step)
 
 
 def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
@@ -166,13 +166,10 @@ def candidates(
     for relation in relations:
         cuts_of = free_cuts(relation, n, n / ranks) if free.any() else None
         free = free & (False if cuts_of is None else cuts_of)
-    if np.count_nonzero(free) >= ranks - 1:
-        cuts = _thinned(1 + np.flatnonzero(free), n)
-        ends = list(itertools.pairwise([0, *cuts.tolist(), n]))
-        if len(ends) >= ranks and max(b - a for a, b in ends) <= n / ranks:
-            parts = _dealt(ends, work, ranks)
-            if sum(map(len, parts)) <= 4 * MOST_RUNS:
-                yield Partition("whole documents", n, parts)
+    cuts = _thinned(1 + np.flatnonzero(free), n)
+    ends = list(pairwise([0, *cuts.tolist(), n]))
+    if max(b - a for a, b in ends) <= n / ranks:
+        yield Partition("whole documents", n, _dealt(ends, work, ranks))
 
 
 def balance_of(work: np.ndarray) -> float:
@@ -191,11 +188,7 @@ def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
 def _even(count: int, parts: int) -> list[tuple[int, int]]:
     each, more = divmod(count, parts)
     ends = [part * each + min(part, more) for part in range(parts + 1)]
-    return list(itertools.pairwise(ends))
-
-
-def _run(start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    return ((start, stop),) if start < stop else ()
+    return list(pairwise(ends))
 
 
 def _dealt(
@@ -214,14 +207,4 @@ def _dealt(
         mine[rank].append(ends[index])
         counts[rank] += size
         load[rank] += weights[index]
-    return tuple(_joined(sorted(runs)) for runs in mine)
-
-
-def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Runs that touch as one."""
-    found: list[tuple[int, int]] = []
-    for start, stop in runs:
-        if found and found[-1][1] == start:
-            start = found.pop()[0]
-        found.append((start, stop))
-    return tuple(found)
+    return tuple(tuple(sorted(runs)) for runs in mine)

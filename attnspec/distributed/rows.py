@@ -93,18 +93,19 @@ class GroupHere:
         self.kept = {
             r: np.setdiff1d(every, x, assume_unique=True) for r, x in self.sent_keys.items()
         }
-        queries = self.got_queries
-        self.for_guests = {r: self.weighing(queries[r], local[x]) for r, x in self.kept.items()}
+        asked = self.got_queries
+        self.for_guests = {
+            r: self.weighing(asked[r], local[x], asked[r]) for r, x in self.kept.items()
+        }
 
-    def weighing(
-        self, queries: np.ndarray, keys: np.ndarray, rows: np.ndarray | None = None
-    ) -> Weighing:
+    def weighing(self, queries: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> Weighing:
         """What weighs queries over keys, int64 positions in the whole sequence each, by the kernel
         for one short sequence of them: by the backend that was asked for, unless it refuses this
-        part. `rows` are the numbers of the queries among own ones, None for those of other ranks.
+        part. `rows` are the numbers of the queries among own ones, for inputs of pairs, with which
+        no query travels.
         """
         work, device, backend, kernel, more = self.work, self.device, self.backend, None, 0
-        places = [torch.from_numpy(x).to(device) for x in (queries[:0], keys)]
+        own, at = (torch.from_numpy(x).to(device) for x in (rows, keys))
         if len(queries) and len(keys):
             relation, n, count = gathered(work.relation, work.n_k, queries, keys)
             laid_out = replace(
@@ -113,7 +114,7 @@ class GroupHere:
                 n_q=count,
                 n_k=n,
                 # its zero logit is added where parts are merged
-                normalize="softmax" if work.normalize == "softmax1" else work.normalize,
+                normalize="softmax" if self.adds_zero else work.normalize,
                 standing=_standing(work, queries, keys, n),
                 copies=len(self.heads),
                 device=device.type,
@@ -123,26 +124,23 @@ class GroupHere:
                 backend = AUTO
             kernel = choose(laid_out, device.type, backend).build(laid_out, self.heads, device)
             more = n - len(keys)
-            if rows is not None:
-                places[0] = torch.from_numpy(rows).to(device)
+
+        def of_keys(x: Tensor) -> Tensor:
+            return pad(x[..., at], (0, more))
 
         def weigh(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
             if kernel is None:
                 out = q.new_zeros(*q.shape[:3], v.shape[-1])
                 wide = torch.promote_types(q.dtype, torch.float32)
                 return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if self.merges else None
-            padding, tables = call.padding, dict(call.tables)
-            if padding is not None:
-                padding = pad(padding[:, places[1]], (0, more))
-            for name in work.changes.pairs:
-                rows_of_keys = tables[name].index_select(2, places[0])[..., places[1]]
-                tables[name] = pad(rows_of_keys, (0, more))
+            padding = None if call.padding is None else of_keys(call.padding)
+            pairs = {x: of_keys(call.tables[x].index_select(2, own)) for x in work.changes.pairs}
             if more:
                 k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
-            if work.normalize == "softmax1":
+            if self.adds_zero:
                 # outputs get the share of the zero logit before they are rounded
                 q, k, v = widened(q), widened(k), widened(v)
-            mine = replace(call, padding=padding, tables=tables)
+            mine = replace(call, padding=padding, tables={**call.tables, **pairs})
             if not self.merges:
                 return kernel(q, k, v, mine), None
             return cast(Mergeable, kernel).partial(q, k, v, mine)
@@ -150,21 +148,14 @@ class GroupHere:
         return weigh
 
     def over_guests(
-        self,
-        first: Outputs | None,
-        own: Parts,
-        keys: Tensor,
-        values: Tensor,
-        call: Call,
+        self, first: Outputs | None, own: Parts, keys: Tensor, values: Tensor, call: Call
     ) -> Outputs:
         """Own queries over own keys, `first` if that can be merged, and over what came."""
         q, k, v = own
         if first is None:
             return self.at_home(q, torch.cat([k, keys], 2), torch.cat([v, values], 2), call)
         # what is merged is rounded once, at the end
-        first = first[0].to(torch.promote_types(q.dtype, torch.float32)), first[1]
-        if not len(self.reading):
-            return first
+        first = widened(first[0]), first[1]
         return _put(first, self.reading, self.reads(_rows(q, self.reading), keys, values, call))
 
     def asking(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Piece]:
@@ -256,9 +247,6 @@ def _put(found: Outputs, rows: np.ndarray, more: Outputs) -> Outputs:
     """Results with more of some of their rows, merged by log-sum-exps."""
     out, lse = cast(Partial, found)
     other = cast(Partial, more)
-    if len(rows) == out.shape[2]:
-        # rows ascend, so that these are all of them in order
-        return merged((out, lse), other)
     mine, sums = merged((_rows(out, rows), _rows(lse, rows)), other)
     at = torch.from_numpy(rows).to(out.device)
     return out.index_copy(2, at, mine), lse.index_copy(2, at, sums)
