@@ -4,7 +4,9 @@ own (all-gather)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -42,31 +44,8 @@ def heads_here(
         return x.narrow(1, heads.start, len(heads))
 
     works, local = engine.binder.works(layer, tensors.heads, plan.n, plan.n), heads_of("q")
-    some = [(work, tuple(head for head in of if head in local)) for work, of in works]
-    own = [each for each in some if each[1]]
-    ready = _prepared(engine, layer, own, local, len(heads_of("k")), device)
+    ready = _prepared(engine, layer, works, local, len(heads_of("k")), device)
     decides = any(work.decided for work, _ in works)
-
-    def computed(parts: Parts, call: Call, return_lse: bool) -> Outputs:
-        """Own heads at all positions, in order; raises on every rank where one cannot decide."""
-        # of inputs about heads [B, H or H_kv or 1, …], and of what is learned, the part of own ones
-        data, tables = dict(call.data), dict(call.tables)
-        for name, x in data.items():
-            if x.dim() == 4 and x.shape[1] > 1:
-                data[name] = part("q" if x.shape[1] == tensors.heads else "k", x)
-        for name, x in tables.items():
-            tables[name] = part("q", x) if x.shape[1] > 1 else x
-        outputs, wrong = None, None
-        try:
-            mine = replace(call, data=data, tables=tables)
-            outputs = engine.run(ready, parts, mine, return_lse)
-        except ValueError as error:
-            if not decides:
-                raise
-            wrong = error
-        if decides:
-            mesh.agreed([], wrong, device)
-        return cast(Outputs, outputs)
 
     def returned(x: Tensor, came: Tensor) -> Tensor:
         """Own heads [B, hs, n, …] at all positions to all heads [B, H, n_local, …] at own ones."""
@@ -89,17 +68,44 @@ def heads_here(
         flat, arrived = travel(mesh, pieces, parts[0].dtype)
         came = arrived()
         q, k, v = (torch.cat([x[name] for x in came], 2).index_select(2, order) for name in "qkv")
-        both = computed((q, k, v), call, return_lse)[: 1 + return_lse]
+        mine = _of_heads(call, tensors.heads, part)
+        compute = partial(engine.run, ready, (q, k, v), mine, return_lse)
+        both = (_agreed(mesh, device, compute) if decides else compute())[: 1 + return_lse]
         out, *lse = (tied(returned(cast(Tensor, x), flat), flat) for x in both)
         return out, lse[0] if lse else None
 
     return run
 
 
+def _agreed(mesh: Mesh, device: torch.device, compute: Callable[[], Outputs]) -> Outputs:
+    """What this rank computes; raises on every rank where one cannot decide."""
+    outputs, wrong = None, None
+    try:
+        outputs = compute()
+    except ValueError as error:
+        wrong = error
+    mesh.agreed([], wrong, device)
+    return cast(Outputs, outputs)
+
+
+def _of_heads(call: Call, heads: int, part: Callable[[str, Tensor], Tensor]) -> Call:
+    """The call with the part of own heads, of so many, of inputs about heads [B, H or H_kv or 1, …]
+    and of what is learned."""
+    data, tables = dict(call.data), dict(call.tables)
+    for name, x in data.items():
+        if x.dim() == 4 and x.shape[1] > 1:
+            data[name] = part("q" if x.shape[1] == heads else "k", x)
+    for name, x in tables.items():
+        tables[name] = part("q", x) if x.shape[1] > 1 else x
+    return replace(call, data=data, tables=tables)
+
+
 def _prepared(
     engine: Engine, layer: int, works: Works, local: range, keys: int, device: torch.device
 ) -> Prepared:
-    """The kernels of own heads; what draws goes by the numbers of heads."""
+    """The kernels of the local heads; what draws goes by the numbers of heads."""
+    some = [(work, tuple(head for head in of if head in local)) for work, of in works]
+    works = [each for each in some if each[1]]
     if not works:
         return Prepared(layer=layer)
     kernels = list[Built]()
