@@ -451,7 +451,8 @@ class Spec:
 
         require_built(self.program)
         count = Shape(batch, heads, head_dim).heads_of(self.program)
-        tensors = Tensors.of(batch, count, count if key_heads is None else key_heads, head_dim)
+        keys = count if key_heads is None else key_heads
+        tensors = Tensors(batch, count, keys, head_dim, head_dim)
         return plan(self.program, length_of(n), devices, tensors, inputs=inputs, rates=rates)
 
     def compile(

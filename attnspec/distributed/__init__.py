@@ -7,23 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attnspec.distributed.exchange import Tensors
+from attnspec.distributed.partitions import Partition
+from attnspec.distributed.planning import DistributedPlan, Rates, plan
+
 if TYPE_CHECKING:
     from attnspec.distributed.collectives import LostRank
-    from attnspec.distributed.exchange import Tensors
     from attnspec.distributed.parallel import ParallelAttention, parallelize
-    from attnspec.distributed.partitions import Partition
-    from attnspec.distributed.planning import DistributedPlan, Rates, plan
-
-_HOMES = {
-    "DistributedPlan": "planning",
-    "LostRank": "collectives",
-    "ParallelAttention": "parallel",
-    "Partition": "partitions",
-    "Rates": "planning",
-    "Tensors": "exchange",
-    "parallelize": "parallel",
-    "plan": "planning",
-}
 
 __all__ = [
     "DistributedPlan",
@@ -38,8 +28,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    # torch is loaded where ranks compute, not where they are planned
+    home = {"LostRank": "collectives", "ParallelAttention": "parallel", "parallelize": "parallel"}
+    if name not in home:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{home[name]}"), name)

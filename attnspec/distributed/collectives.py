@@ -7,9 +7,10 @@ on what was received where it reads nothing of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attnspec.distributed.partitions import Partition
+from attnspec.lower.work import Call
+from attnspec.runtime.call_checks import Parts
+from attnspec.runtime.engine import Outputs
 
 
 class LostRank(RuntimeError):
@@ -101,49 +105,49 @@ class _Travel(torch.autograd.Function):
         return out, None, None, None, None
 
 
-Named = Mapping[Any, Tensor]
-"""Tensors for one rank, or of one: names and their order are alike on both sides."""
+Piece = tuple[int, Any, Tensor | None, tuple[int, ...] | None]
+"""A rank, what is sent to it, and the shape of what comes from it by the same name; either may be
+None. The order of the names is alike on both sides."""
 
-Shapes = Mapping[Any, tuple[int, ...]]
-
-
-Ready = Callable[[], list[dict[Any, Tensor]]]
-"""Waits for what is on its way: the tensors of each rank."""
+Run = Callable[[Parts, Call, bool], Outputs]
+"""Runs a layer on one rank: the output of own positions, and its log-sum-exps if they are asked
+for, of own q, k and v and the call of all positions."""
 
 
 def travel(
-    mesh: Mesh,
-    sent: Sequence[Named],
-    shapes: Sequence[Shapes],
-    kind: torch.dtype,
-    tie: Sequence[Tensor] = (),
-) -> tuple[Tensor, Ready]:
-    """Start to send each rank its tensors in a type, and to get tensors of some shapes from it,
-    differentiably: the numbers that come, one behind the other, and what waits until they are
-    there. What comes from others is counted. The swap has a backward on every rank or on none,
-    whatever is sent, where all of them tie it to tensors that alike have gradients."""
-    nothing = [x[:0].reshape(-1).to(kind) for x in tie]
-    flat = torch.cat([*nothing, *(x.to(kind).reshape(-1) for each in sent for x in each.values())])
+    mesh: Mesh, pieces: Iterable[Piece], kind: torch.dtype, tie: Sequence[Tensor] = ()
+) -> tuple[Tensor, Callable[[], list[dict[Any, Tensor]]]]:
+    """Start to send pieces in a type, and to get others, differentiably: the numbers that come, one
+    behind the other, and what waits for the tensors of each rank. What comes from others is
+    counted. The swap has a backward on every rank or on none, whatever is sent, where all of them
+    tie it to tensors that alike have gradients."""
+    sent: list[list[Tensor]] = [[] for _ in range(mesh.ranks)]
+    shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
+    for rank, name, x, shape in pieces:
+        sent[rank] += [] if x is None else [x]
+        shapes[rank] |= {} if shape is None else {name: shape}
+    flat = torch.cat([x.to(kind).reshape(-1) for x in (*(x[:0] for x in tie), *chain(*sent))])
     got = [sum(map(math.prod, each.values())) for each in shapes]
-    numbers = [sum(x.numel() for x in each.values()) for each in sent]
     box: list[Any] = []
+    numbers = [sum(x.numel() for x in each) for each in sent]
     out = _Travel.apply(flat, mesh, numbers, got, box)  # type: ignore[no-untyped-call]
     mesh.received += (sum(got) - got[mesh.rank]) * flat.element_size()
 
-    def ready() -> list[dict[Any, Tensor]]:
+    def arrived() -> list[dict[Any, Tensor]]:
         mesh.finish(box[0])
-        pieces = iter(torch.split(out, [math.prod(x) for each in shapes for x in each.values()]))
-        return [{name: next(pieces).view(x) for name, x in each.items()} for each in shapes]
+        parts = iter(torch.split(out, [math.prod(x) for each in shapes for x in each.values()]))
+        return [{name: next(parts).view(x) for name, x in each.items()} for each in shapes]
 
-    return out, ready
+    return out, arrived
 
 
 def gathered(mesh: Mesh, partition: Partition, x: Tensor, dim: int) -> Tensor:
     """The whole of a tensor, of any type, of which each rank has its positions along an axis."""
     kind = torch.uint8 if x.dtype == torch.bool else x.dtype
-    shapes = [{"x": (*x.shape[:dim], n, *x.shape[dim + 1 :])} for n in partition.lengths]
-    flat, ready = travel(mesh, [{"x": x}] * mesh.ranks, shapes, kind)
-    whole = torch.cat([shard["x"] for shard in ready()], dim).to(x.dtype)
+    before, behind = x.shape[:dim], x.shape[dim + 1 :]
+    pieces = ((r, "x", x, (*before, n, *behind)) for r, n in enumerate(partition.lengths))
+    flat, arrived = travel(mesh, pieces, kind)
+    whole = torch.cat([shard["x"] for shard in arrived()], dim).to(x.dtype)
     return tied(whole.index_select(dim, order_of(partition, x.device)), flat)
 
 

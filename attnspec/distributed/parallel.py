@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple, Never, cast
+from typing import Any, Never, cast
 
 import torch
 import torch.distributed as dist
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from attnspec.backends.common.torch_modes import apart
-from attnspec.distributed.collectives import Mesh, gathered, tied
+from attnspec.distributed.collectives import Mesh, Run, gathered, tied
 from attnspec.distributed.exchange import Tensors
-from attnspec.distributed.heads import HeadsHere
+from attnspec.distributed.heads import heads_here
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
@@ -26,72 +26,44 @@ from attnspec.distributed.planning import (
     plan,
     require_one_sequence,
 )
-from attnspec.distributed.rows import RowsHere
-from attnspec.distributed.states import StatesHere
+from attnspec.distributed.rows import rows_here
+from attnspec.distributed.states import states_here
 from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import index_of, length_of
-from attnspec.ir.program import POSITIONS, Program
+from attnspec.ir.program import Input, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import (
     FLOATS,
     Parts,
-    check_inputs,
+    along_positions,
     check_layer,
     refuse_unknown,
     taken_apart,
+    without_padding,
 )
-from attnspec.runtime.engine import Outputs, no_log_sum_exps, nothing, require_log_sum_exps
+from attnspec.runtime.engine import (
+    NOTHING,
+    Outputs,
+    no_log_sum_exps,
+    nothing,
+    require_log_sum_exps,
+)
 from attnspec.runtime.module import CompiledAttention, in_type_of_autocast
 
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
 
-Here = RowsHere | HeadsHere | StatesHere
-"""What runs a layer on one rank."""
-
-_RUNS = {ROWS: RowsHere, HEADS: HeadsHere, ALL: HeadsHere, STATES: StatesHere}
-
-
-def parallelize(
-    module: CompiledAttention,
-    mesh: Any,
-    *,
-    partition: Partition | None = None,
-    timeout: float = 60.0,
-) -> ParallelAttention:
-    """The attention of a compiled module over the ranks of a `DeviceMesh` of one dimension.
-
-    `partition` stands in place of the one that is cheapest for each length, and holds for its own
-    length alone. A rank waits `timeout` seconds for the others, then raises `LostRank`.
-    """
-    if not isinstance(module, CompiledAttention):
-        raise TypeError(
-            f"a compiled module is needed, `spec.compile()`, got {type(module).__name__}: of a"
-            " layer of this package it is `layer.attention`"
-        )
-    require_one_sequence(module.program)
-    if getattr(mesh, "ndim", None) != 1:
-        raise ValueError(
-            f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
-            " `mesh['cp']`"
-        )
-    if not isinstance(partition, Partition | None):
-        raise TypeError(
-            "partition must be that of a plan, `spec.distribute(n, devices).partition`, got"
-            f" {partition!r}"
-        )
-    if partition is not None and partition.ranks != mesh.size():
-        raise ValueError(
-            f"the partition is one of {partition.ranks} ranks, the mesh has {mesh.size()}"
-        )
-    return ParallelAttention(module, mesh, partition, timeout)
+_RUNS = {ROWS: rows_here, HEADS: heads_here, ALL: heads_here, STATES: states_here}
 
 
 class ParallelAttention(torch.nn.Module):
-    """Takes and returns shards [B, H, n_local, d] as `shard` cuts them.
+    """The attention of a compiled module over the ranks of a `DeviceMesh` of one dimension: takes
+    and returns shards [B, H, n_local, d] as `shard` cuts them.
+
+    `partition` stands in place of the one that is cheapest for each length, and holds for its own
+    length alone. A rank waits `timeout` seconds for the others, then raises `LostRank`.
 
     `bytes_received` counts the bytes of rows that reached this rank in the last call, forward.
     Gradients of the module's parameters are this rank's share: sum them over the mesh, as for every
@@ -99,21 +71,44 @@ class ParallelAttention(torch.nn.Module):
     """
 
     def __init__(
-        self, module: CompiledAttention, mesh: Any, partition: Partition | None, timeout: float
+        self,
+        module: CompiledAttention,
+        mesh: Any,
+        *,
+        partition: Partition | None = None,
+        timeout: float = 60.0,
     ) -> None:
         super().__init__()
+        if not isinstance(module, CompiledAttention):
+            raise TypeError(
+                f"a compiled module is needed, `spec.compile()`, got {type(module).__name__}: of a"
+                " layer of this package it is `layer.attention`"
+            )
+        require_one_sequence(module.program)
+        if getattr(mesh, "ndim", None) != 1:
+            raise ValueError(
+                f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
+                " `mesh['cp']`"
+            )
+        if not isinstance(partition, Partition | None):
+            raise TypeError(
+                "partition must be that of a plan, `spec.distribute(n, devices).partition`, got"
+                f" {partition!r}"
+            )
+        if partition is not None and partition.ranks != mesh.size():
+            raise ValueError(
+                f"the partition is one of {partition.ranks} ranks, the mesh has {mesh.size()}"
+            )
         self.module, self.device_mesh, self.partition = module, mesh, partition
-        self._pairs = pair_inputs(module.program)
-        # the program without inputs that no rank has whole
-        others = (x for x in module.program.inputs if x.name not in self._pairs)
-        self._apart = replace(module.program, inputs=tuple(others))
-        of_pairs = (f"the {x} of the input `{name}`" for name in self._pairs for x in _OF_PAIRS)
+        pairs = module.engine.pairs
+        of_pairs = (f"the {x} of the input `{name}`" for name in pairs for x in _OF_PAIRS)
         self._alike = *_ALIKE, *of_pairs
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
-        self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
-        self._partitions: Cache[int, Partition] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], Here] = Cache(KEPT)
+        # counts what is no row of a call
+        self._aside = replace(self.mesh)
+        self._plans: Cache[object, DistributedPlan] = Cache(KEPT)
+        self._ready: Cache[object, Run] = Cache(KEPT)
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
 
@@ -126,13 +121,12 @@ class ParallelAttention(torch.nn.Module):
 
     def partition_of(self, n: int) -> Partition:
         """Which positions each rank holds of n."""
-        n = length_of(n)
-        fixed, program, ranks = self.partition, self.module.program, self.mesh.ranks
+        n, fixed = length_of(n), self.partition
         if fixed is not None and fixed.n != n:
             raise ValueError(
                 f"the partition that was given is one of {fixed.n:,} positions, got n = {n:,}"
             )
-        return fixed or self._partitions.get(n, lambda: plan(program, n, ranks).partition)
+        return fixed or self._plans.get(n, lambda: plan(self.program, n, self.mesh.ranks)).partition
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
@@ -144,14 +138,7 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        return self._gathered(local, self._partition(local.shape[dim], local.device), dim)
-
-    def _gathered(self, x: Tensor, partition: Partition, dim: int) -> Tensor:
-        """What is not a row of a call: its bytes are not counted."""
-        before = self.mesh.received
-        whole = gathered(self.mesh, partition, x, dim)
-        self.mesh.received = before
-        return whole
+        return gathered(self._aside, self._partition(local.shape[dim], local.device), local, dim)
 
     def positions(self, first: int, count: int, device: torch.device) -> Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
@@ -183,16 +170,12 @@ class ParallelAttention(torch.nn.Module):
         """The plan of a layer at n positions: for tensors as in the last call, unless others are
         said. `bytes_received` are those of each rank, `bytes_gathered` what one would receive if
         every key and value were sent to every rank."""
-        n, layer = length_of(n), check_layer(self.module.program, layer)
-        program, ranks = self.module.program, self.mesh.ranks
-        heads, element = program.heads or 1, torch.get_default_dtype().itemsize
+        n, layer = length_of(n), check_layer(self.program, layer)
+        heads, element = self.program.heads or 1, torch.get_default_dtype().itemsize
         tensors = tensors or self._last or Tensors(heads=heads, key_heads=heads, element=element)
-
-        def planned() -> DistributedPlan:
-            where = self.partition_of(n)
-            return plan(program, n, ranks, tensors, layer=layer, partition=where)
-
-        return self._plans.get((n, self.module.engine.binder.alike(layer), tensors), planned)
+        key = n, self.module.engine.binder.alike(layer), tensors
+        settings: Any = {"tensors": tensors, "layer": layer, "partition": self.partition_of(n)}
+        return self._plans.get(key, lambda: plan(self.program, n, self.mesh.ranks, **settings))
 
     # --- a call ----------------------------------------------------------------------------------
 
@@ -224,19 +207,23 @@ class ParallelAttention(torch.nn.Module):
         like = q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
-        asked = _Asked(layer, key_padding_mask, inputs, dropout_p, return_lse)
-        plan, n = self._called(q, k, v, asked)
-        return plan if like is None else _as_dtensors(plan, like, n)
+        # inputs of pairs stay among the others until all ranks agree on them
+        besides = key_padding_mask, inputs, dropout_p, False
+        out, lse, n = self._called(q, k, v, layer, besides, return_lse)
+        outputs = (out, lse) if return_lse else out
+        return outputs if like is None else _as_dtensors(outputs, like, n)
 
     @in_type_of_autocast
-    def _called(self, q: Any, k: Tensor, v: Tensor, asked: _Asked) -> tuple[Any, int]:
+    def _called(
+        self, q: Any, k: Tensor, v: Tensor, layer: int, besides: Any, return_lse: bool
+    ) -> tuple[Tensor, Tensor | None, int]:
         """The outputs, and the whole length; raises on every rank where calls differ."""
         self.mesh.received = 0
         device = q.device if isinstance(q, Tensor) else torch.device("cpu")
         wrong: Exception | None = None
-        mine = [0] * (2 + len(self._alike))
+        mine, call = [0] * (2 + len(self._alike)), NOTHING
         try:
-            mine = self._said((q, k, v), asked)
+            layer, call, mine = self._said((q, k, v), layer, besides, return_lse)
         except (TypeError, ValueError) as error:
             wrong = error
         lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
@@ -249,76 +236,87 @@ class ParallelAttention(torch.nn.Module):
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
         partition, module = self._of_lengths(lengths), self.module
-        asked = asked._replace(**self._whole(partition, asked))
-        out, lse = self._run((q, k, v), partition, asked)
+        out, lse = self._run((q, k, v), partition, layer, self._whole(call, partition), return_lse)
         if module.training and module.draws is not None:
-            module.draws.count(asked.layer)
-        if asked.return_lse and lse is None:
+            module.draws.count(layer)
+        if return_lse and lse is None:
             raise no_log_sum_exps(module.program)
-        return (out, lse) if asked.return_lse else out, partition.n
+        return out, lse, partition.n
 
-    def _said(self, parts: Parts, asked: _Asked) -> list[int]:
-        """What ranks compare: the length, what random numbers come from, 0 where none are drawn,
-        and what must be alike."""
+    def _said(
+        self, parts: Parts, layer: int, besides: Any, return_lse: bool
+    ) -> tuple[int, Call, list[int]]:
+        """The layer, the call of own positions, and what ranks compare: the length, what random
+        numbers come from, 0 where none are drawn, and what must be alike."""
         (q, k, v), module = parts, self.module
-        layer, _ = module.checked(q, k, v, asked.layer)
+        layer, _ = module.checked(q, k, v, layer)
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 f"q and k must have the same positions, got {q.shape[2]} and {k.shape[2]}: a rank"
                 " holds queries, keys and values of its own positions"
             )
-        call = module.call_of(layer, q, k, v, *asked[1:4], pairs=False)
+        call = module.call_of(layer, q, k, v, *besides)
         chance = round(call.dropout_p * 2**40)
-        pairs = [call.data[name] for name in self._pairs]
-        if asked.return_lse:
+        pairs = [call.data[name] for name in module.engine.pairs]
+        if return_lse:
             # before any rank sends: those without heads of their own would
             require_log_sum_exps(module.program, layer)
-        flags = [asked.padding is not None, asked.return_lse, torch.is_grad_enabled()]
+        flags = [call.padding is not None, return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v, *pairs)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
         state = _random_state(q.device) if chance else 0
         alike = [*shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
         alike += [x for each in pairs for x in (FLOATS.index(each.dtype), *each.shape[1::2])]
-        return [q.shape[2], state, *alike]
+        return layer, call, [q.shape[2], state, *alike]
 
-    def _run(self, parts: Parts, partition: Partition, asked: _Asked) -> Outputs:
-        """The output of own positions, and its log-sum-exps; padding and inputs are those of the
-        whole sequence, but of pairs those of own queries."""
-        (q, k, v), n, module = parts, partition.n, self.module
-        layer, padding, inputs, dropout_p, return_lse = asked
-        inputs, pairs = taken_apart(module.program, inputs or {}, n)
-        if not (n and len(q)):
-            extents_of(module.program, n)
-            out, lse = nothing(*parts)
-            for table in pairs.values():
-                out = tied(out, table)
-            return out, lse
-        each = sum(x.shape[1] * x.element_size() for x in pairs.values())
-        tensors = Tensors(
-            len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), each
+    def _whole(self, call: Call, partition: Partition) -> Call:
+        """The call with the padding and the inputs of the whole sequence, but with a number of each
+        pair for own queries alone."""
+        padding = call.padding
+        if padding is not None:
+            padding = gathered(self._aside, partition, padding, 1)
+
+        def whole(entry: Input, x: Tensor, axis: int) -> Tensor:
+            if entry.kind == "pairs":
+                return x
+            x = gathered(self._aside, partition, x.detach(), axis)
+            real = padding if entry.kind == "numbers" else None
+            return x if real is None else without_padding(x, real)
+
+        data, pairs = taken_apart(
+            self.program, along_positions(self.program, call.data, whole), partition.n
         )
-        self._last = tensors
-        found = self.plan(n, layer=layer, tensors=tensors)
-        # what patterns take is made of inputs beside tensors of the whole length
-        queries, keys = (x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k))
-        data = check_inputs(self._apart, inputs, queries, keys, padding)
-        module.engine.check_data(data, n)
-        key = found.digest, module.engine.binder.alike(layer), str(q.device)
-        made = self._ready.get(key, lambda: self._made(layer, found, q.device))
-        if found.layers[0].how in (ALL, HEADS):
-            # who weighs the queries of others needs their rows
-            pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
-        draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        learned = {name: module.learned(name) for name in module.engine.own} | pairs
-        call = Call(padding, float(dropout_p), learned, data, draws)
-        out, lse = made.run(parts, call, return_lse)
+        return replace(call, padding=padding, data=data, tables={**call.tables, **pairs})
+
+    def _run(
+        self, parts: Parts, partition: Partition, layer: int, call: Call, return_lse: bool
+    ) -> Outputs:
+        """The output of own positions, and its log-sum-exps."""
+        (q, k, v), n, engine = parts, partition.n, self.module.engine
+        pairs = {name: call.tables[name] for name in engine.pairs}
+        if n and len(q):
+            each = sum(x.shape[1] * x.element_size() for x in pairs.values())
+            sizes = len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), each
+            self._last = Tensors(*sizes)
+            plan = self.plan(n, layer=layer, tensors=self._last)
+            engine.check_data(call.data, n)
+            key = plan.digest, engine.binder.alike(layer), str(q.device)
+            made = self._ready.get(key, lambda: self._made(layer, plan, q.device))
+            if plan.layers[0].how in (ALL, HEADS):
+                # who weighs the queries of others needs their rows
+                pairs = {x: gathered(self.mesh, partition, y, 3) for x, y in pairs.items()}
+            call = replace(call, tables={**call.tables, **pairs})
+            out, lse = made(parts, call, return_lse)
+        else:
+            extents_of(self.program, n)
+            out, lse = nothing(*parts)
         for table in pairs.values():
             # a rank may compute no head that reads it
             out = tied(out, table)
         return out, lse
 
-    def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Here:
+    def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Run:
         """What runs a layer here; raises on every rank where one cannot, or plans differ."""
         made, wrong = None, None
         try:
@@ -332,29 +330,10 @@ class ParallelAttention(torch.nn.Module):
                 "ranks made different plans of the same spec: are they of one version, with the"
                 " same partition?"
             )
-        return cast("Here", made)
-
-    def _whole(self, partition: Partition, asked: _Asked) -> dict[str, Any]:
-        """The padding and the inputs of the whole sequence; of pairs those of own queries."""
-        padding, arrays = asked.padding, dict(asked.inputs or {})
-        if padding is not None:
-            padding = self._gathered(padding, partition, 1)
-        for entry in self._apart.inputs:
-            # what has no positions is given whole
-            axis = POSITIONS.get(entry.kind)
-            if axis is not None:
-                arrays[entry.name] = self._gathered(arrays[entry.name].detach(), partition, axis)
-        return {"padding": padding, "inputs": arrays}
+        return cast(Run, made)
 
 
-class _Asked(NamedTuple):
-    """What a call is asked besides q, k and v."""
-
-    layer: int
-    padding: Tensor | None
-    inputs: Mapping[str, Tensor] | None
-    dropout_p: float
-    return_lse: bool
+parallelize = ParallelAttention
 
 
 _ALIKE = (

@@ -7,18 +7,18 @@ its runs one behind the other. Candidates are made for a relation and held again
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import gcd
 
 import numpy as np
 
-from attnspec.graphs.relation import Progressions, Relation, probes
+from attnspec.graphs.relation import Relation
 
 MOST_RUNS = 512
-"""The most runs of all ranks together: every two of them are asked about."""
+"""The most runs of all ranks together."""
 
 CHUNKS = 8
 """Runs of each rank where work is dealt out in chunks."""
@@ -29,9 +29,6 @@ examined where its balance is better by this factor."""
 
 ROOM = 1.05
 """How many times its even share of the positions a rank may hold where work is dealt out."""
-
-PROBED = 65
-"""Rows that are examined first, where it is asked whether any cut of the sequence is free."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +83,13 @@ def contiguous(n: int, ranks: int) -> Partition:
     """One run each, as `torch.chunk` and `Shard` cut: all of one length but the last ones."""
     each = max(1, -(-n // ranks))
     ends = [min(n, rank * each) for rank in range(ranks + 1)]
-    return Partition("contiguous", n, tuple(_run(*run) for run in itertools.pairwise(ends)))
+    return Partition("contiguous", n, tuple((run,) for run in pairwise(ends)))
 
 
 def head_tail(n: int, ranks: int) -> Partition:
     """Two runs each, from the front and from the back: triangles become even."""
     ends = _even(n, 2 * ranks)
-    runs = tuple((*_run(*ends[rank]), *_run(*ends[-1 - rank])) for rank in range(ranks))
+    runs = tuple((ends[rank], ends[-1 - rank]) for rank in range(ranks))
     return Partition("head-tail", n, runs)
 
 
@@ -102,47 +99,35 @@ def by_residue(n: int, ranks: int, step: int) -> Partition | None:
     if step * parts % ranks and step < 4 * ranks:
         return None
     pieces = [
-        _run(residue + low * step, min(n, residue + high * step))
+        (residue + low * step, min(n, residue + high * step))
         for residue in range(step)
         for low, high in _even(max(0, -((residue - n) // step)), parts)
     ]
-    ends = itertools.pairwise(rank * len(pieces) // ranks for rank in range(ranks + 1))
-    runs = (tuple(itertools.chain(*pieces[first:end])) for first, end in ends)
-    return Partition(f"by residue modulo {step}", n, tuple(runs), step)
+    ends = pairwise(rank * len(pieces) // ranks for rank in range(ranks + 1))
+    runs = tuple(tuple(pieces[first:end]) for first, end in ends)
+    return Partition(f"by residue modulo {step}", n, runs, step)
 
 
 def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
     """Whether no pair joins the positions before c with those from c on, bool [n - 1] for
-    0 < c < n; None where rows have no closed form, or one of a few is seen to join more than the
-    `longest` part that is of use."""
-    few = probes(n, PROBED)
-    seen = _reached(few, relation.progressions(few, n), n)
-    if seen is None or (seen[1] - seen[0] >= longest).any():
-        return None
+    0 < c < n; None where rows have no closed form, or one joins more than the `longest` part that
+    is of use."""
     first, last = np.arange(n), np.arange(n)
     for at, closed in relation.closed_rows(n):
-        rows = np.arange(at, at + (0 if closed is None else np.broadcast(*closed).shape[0]))
-        reached = _reached(rows, closed, n)
-        if reached is None:
+        if closed is None:
             return None
-        first[rows], last[rows] = reached
+        start, stop, step = np.broadcast_arrays(*closed)
+        rows = np.arange(at, at + len(start))
+        nonempty = stop > start
+        end = start + np.maximum(stop - 1 - start, 0) // step * step
+        first[rows] = np.minimum(rows, np.where(nonempty, start, n).min(-1, initial=n))
+        last[rows] = np.maximum(rows, np.where(nonempty, end, -1).max(-1, initial=-1))
+        if (last[rows] - first[rows] >= longest).any():
+            return None
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
     cuts = np.arange(1, n)
     return np.asarray((reach[:-1] < cuts) & (back[1:] >= cuts))
-
-
-def _reached(
-    rows: np.ndarray, closed: Progressions | None, n: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The least and the greatest position of each query and its keys; None if not closed."""
-    if closed is None:
-        return None
-    start, stop, step = np.broadcast_arrays(*closed)
-    nonempty = stop > start
-    end = start + np.maximum(stop - 1 - start, 0) // step * step
-    first = np.minimum(rows, np.where(nonempty, start, n).min(-1, initial=n))
-    return first, np.maximum(rows, np.where(nonempty, end, -1).max(-1, initial=-1))
 
 
 def candidates(
@@ -163,7 +148,7 @@ def candidates(
     if not works:
         yield head_tail(n, ranks)
         return
-    least = max(_balance(plain, each) for each in works)
+    least = max(balance_of(plain.sums(each)) for each in works)
     if least <= EVEN:
         return
     work = np.sum([each.astype(np.float64) for each in works], axis=0)
@@ -173,7 +158,7 @@ def candidates(
         dealt.append(Partition("chunks by work", n, chunks))
     for each in dealt:
         # more runs have more rims: they are worth a plan where work comes out more evenly
-        balance = max(_balance(each, one) for one in works)
+        balance = max(balance_of(each.sums(one)) for one in works)
         if balance < least / EVEN:
             least = balance
             yield each
@@ -181,19 +166,15 @@ def candidates(
     for relation in relations:
         cuts_of = free_cuts(relation, n, n / ranks) if free.any() else None
         free = free & (False if cuts_of is None else cuts_of)
-    if np.count_nonzero(free) >= ranks - 1:
-        cuts = _thinned(1 + np.flatnonzero(free), n)
-        ends = list(itertools.pairwise([0, *cuts.tolist(), n]))
-        if len(ends) >= ranks and max(b - a for a, b in ends) <= n / ranks:
-            parts = _dealt(ends, work, ranks)
-            if sum(map(len, parts)) <= 4 * MOST_RUNS:
-                yield Partition("whole documents", n, parts)
+    cuts = _thinned(1 + np.flatnonzero(free), n)
+    ends = list(pairwise([0, *cuts.tolist(), n]))
+    if max(b - a for a, b in ends) <= n / ranks:
+        yield Partition("whole documents", n, _dealt(ends, work, ranks))
 
 
-def _balance(partition: Partition, work: np.ndarray) -> float:
-    """The most work of a rank by the mean."""
-    sums = partition.sums(work)
-    return float(sums.max() / sums.mean()) if sums.any() else 1.0
+def balance_of(work: np.ndarray) -> float:
+    """The most work of a rank by the mean, of that of each."""
+    return float(work.max() / work.mean()) if work.any() else 1.0
 
 
 def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
@@ -207,11 +188,7 @@ def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
 def _even(count: int, parts: int) -> list[tuple[int, int]]:
     each, more = divmod(count, parts)
     ends = [part * each + min(part, more) for part in range(parts + 1)]
-    return list(itertools.pairwise(ends))
-
-
-def _run(start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    return ((start, stop),) if start < stop else ()
+    return list(pairwise(ends))
 
 
 def _dealt(
@@ -230,14 +207,4 @@ def _dealt(
         mine[rank].append(ends[index])
         counts[rank] += size
         load[rank] += weights[index]
-    return tuple(_joined(sorted(runs)) for runs in mine)
-
-
-def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Runs that touch as one."""
-    found: list[tuple[int, int]] = []
-    for start, stop in runs:
-        if found and found[-1][1] == start:
-            start = found.pop()[0]
-        found.append((start, stop))
-    return tuple(found)
+    return tuple(tuple(sorted(runs)) for runs in mine)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
 from hashlib import sha256
 
 import numpy as np
 
-from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, exchange_of
-from attnspec.distributed.partitions import EVEN, Partition, candidates
+from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, between
+from attnspec.distributed.partitions import EVEN, Partition, balance_of, candidates
 from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation, chosen_text
 from attnspec.graphs.stack import Sample, Stack, TooMuch
@@ -59,8 +59,8 @@ class Rates:
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
     """What layers that are alike do: `how` and `why` they travel, the bytes of each link, the pairs
-    of heads that each rank computes, as `Exchange.pairs` has them, None where nobody counted them,
-    and the rows that travel, where these do."""
+    of heads that each rank computes, as `Exchange` has them, None where nobody counted them, and
+    the rows that travel, where these do."""
 
     layers: tuple[int, ...]
     tensors: Tensors
@@ -87,8 +87,7 @@ class LayerPlan:
         """The most work of a rank by the mean; None where nobody counted it, or there is none."""
         if self.pairs is None or not self.pairs.any():
             return None
-        total = self.pairs.sum(0)
-        return float(total.max() / total.mean())
+        return balance_of(self.pairs.sum(0))
 
     @cached_property
     def times(self) -> tuple[float, float, float]:
@@ -96,11 +95,10 @@ class LayerPlan:
         nobody counted the pairs, of travelling, and of both. Where bytes travel while pairs are
         computed, the longer of the two is what it takes; no rank answers another's queries before
         they are there, so that each step ends when the slowest rank is through."""
-        t, link = self.tensors, self.rates.link
-        none = np.zeros(len(self.there))
+        t, none = self.tensors, np.zeros(len(self.there))
         each = 2 * (t.head_dim + t.value_dim) * t.batch / self.rates.speed
         work = np.stack([none] * 3) if self.pairs is None else self.pairs * each
-        links = np.stack([self.there.sum(0) / link, none, self.back.sum(0) / link])
+        links = np.stack([self.there.sum(0), none, self.back.sum(0)]) / self.rates.link
         steps = (work, links, np.maximum(work, links))
         computing, travelling, both = (float(x.max(1, initial=0).sum()) for x in steps)
         return computing, travelling, both
@@ -118,17 +116,12 @@ class LayerPlan:
 
     def to_dict(self) -> dict[str, object]:
         """The layer's plan as plain data."""
-        computing, travelling, both = self.times
         return {
             "layers": list(self.layers),
-            "how": self.how,
-            "why": self.why,
             "bytes": int(self.links.sum()),
-            "balance": self.balance,
-            "travel_seconds": travelling,
-            "work_seconds": computing,
-            "seconds": both,
-            "hidden": self.hidden,
+            "travel_seconds": self.times[1],
+            "work_seconds": self.times[0],
+            **_said(self, "how", "why", "balance", "seconds", "hidden"),
         }
 
 
@@ -152,25 +145,19 @@ class DistributedPlan:
     def n(self) -> int:
         return self.partition.n
 
+    @property
+    def ranks(self) -> int:
+        return self.partition.ranks
+
     @cached_property
     def seconds(self) -> float:
         """The estimate of all layers, forward."""
         return sum(len(each.layers) * each.seconds for each in self.layers)
 
     @property
-    def bytes(self) -> int:
-        """The most bytes that a rank receives."""
-        return max(self.bytes_received, default=0)
-
-    @property
     def balance(self) -> float | None:
         """That of the worst layer; None where nobody counted its work."""
-        balances = [each.balance for each in self.layers if each.balance is not None]
-        return max(balances, default=None)
-
-    @property
-    def ranks(self) -> int:
-        return self.partition.ranks
+        return max((x.balance for x in self.layers if x.balance is not None), default=None)
 
     @property
     def links(self) -> np.ndarray:
@@ -184,12 +171,16 @@ class DistributedPlan:
         return tuple(self.links.sum(0).tolist())
 
     @property
+    def bytes(self) -> int:
+        """The most bytes that a rank receives."""
+        return max(self.bytes_received, default=0)
+
+    @property
     def bytes_gathered(self) -> int:
         """What a rank would receive if every key and value were sent to every rank: the one that
         holds least."""
-        layers = sum(len(each.layers) for each in self.layers)
-        row = self.tensors.key_bytes(self.tensors.key_heads)
-        return (self.n - min(self.partition.lengths)) * row * layers
+        layers, t = sum(len(each.layers) for each in self.layers), self.tensors
+        return (self.n - min(self.partition.lengths)) * t.key_heads * t.key_bytes * layers
 
     @cached_property
     def digest(self) -> int:
@@ -199,7 +190,7 @@ class DistributedPlan:
         for layer in self.layers:
             text.update(repr((layer.layers, layer.how)).encode())
             for exchange in layer.exchanges:
-                text.update(exchange.bars.tobytes() + exchange.keys.tobytes())
+                text.update(exchange.bars.tobytes() + exchange.there.tobytes())
         return int.from_bytes(text.digest()[:8]) >> 2
 
     def __str__(self) -> str:
@@ -207,32 +198,27 @@ class DistributedPlan:
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain data."""
-        t = self.tensors
         return {
             "name": self.program.name,
-            "n": self.n,
             "devices": self.ranks,
-            "batch": t.batch,
-            "heads": t.heads,
-            "key_heads": t.key_heads,
-            "head_size": t.head_dim,
-            "element": t.element,
-            "link": self.rates.link,
-            "speed": self.rates.speed,
+            "head_size": self.tensors.head_dim,
             "partition": str(self.partition),
             "lengths": list(self.partition.lengths),
             "bytes_received": list(self.bytes_received),
-            "bytes_gathered": self.bytes_gathered,
             "links": self.links.tolist(),
             "layers": [layer.to_dict() for layer in self.layers],
             "considered": [
-                {
-                    "partition": str(each.partition),
-                    **{name: getattr(each, name) for name in ("seconds", "bytes", "balance")},
-                }
-                for each in self.considered
+                {"partition": str(x.partition), **_said(x, "seconds", "bytes", "balance")}
+                for x in self.considered
             ],
+            **_said(self, "n", "bytes_gathered"),
+            **_said(self.tensors, "batch", "heads", "key_heads", "element"),
+            **_said(self.rates, "link", "speed"),
         }
+
+
+def _said(plan: object, *names: str) -> dict[str, object]:
+    return {name: getattr(plan, name) for name in names}
 
 
 def require_one_sequence(program: Program) -> None:
@@ -287,13 +273,11 @@ def plan(
             f"the partition {partition} is one of {partition.n:,} positions over"
             f" {partition.ranks} ranks, and {n:,} over {ranks} are asked for"
         )
-    plans: list[DistributedPlan] = []
+    plans = []
     for where in partitions:
         layers = tuple(planner.layer(*kind, where) for kind in kinds)
         plans.append(DistributedPlan(program, where, tensors, layers, planner.rates))
-    best = plans[0]
-    for plan in plans:
-        best = plan if plan.seconds < WORTH * best.seconds else best
+    best = reduce(lambda a, b: b if b.seconds < WORTH * a.seconds else a, plans)
     return replace(best, considered=(best, *(plan for plan in plans if plan is not best)))
 
 
@@ -363,13 +347,11 @@ class Planner:
         if both.balance is None or both.balance <= EVEN:
             return both
         keys = self.rows(numbers, works, where, queries=False)
-        if keys.seconds >= WORTH * both.seconds:
-            return both
         why = (
             f"keys alone, at {keys.most:,} bytes at most, balance {keys.balance:.3f}; with queries"
             f" {both.most:,} and {both.balance:.3f}"
         )
-        return replace(keys, why=why)
+        return both if keys.seconds >= WORTH * both.seconds else replace(keys, why=why)
 
     def rows(
         self, numbers: tuple[int, ...], works: Works, where: Partition, queries: bool = True
@@ -385,24 +367,22 @@ class Planner:
             some = [works[at] for at in members]
             graphs = tuple((x, tuple(h for h in of if h // t.ratio in keys)) for x, of in some)
             readings = [self.reading(work.relation) for work, _ in graphs]
-            exchanges.append(exchange_of(graphs, readings, len(keys), where, t, queries))
-        there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
-        pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
-        counted = [each for each in pairs if each is not None]
-        total = np.sum(counted, 0) if len(counted) == len(pairs) else None
-        whole = numbers, t, self.rates, ROWS, "", there, back
-        return LayerPlan(*whole, total, tuple(exchanges))
+            exchanges.append(Exchange(where, t, graphs, readings, len(keys), queries))
+        links = (sum(each.there for each in exchanges), sum(each.back for each in exchanges))
+        counted = [each.pairs for each in exchanges if each.pairs is not None]
+        pairs = np.sum(counted, 0) if len(counted) == len(exchanges) else None
+        return LayerPlan(numbers, t, self.rates, ROWS, "", *links, pairs, tuple(exchanges))
 
     def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
         """The pairs of each rank's heads; None where counting them is too much."""
         t, pairs = self.tensors, np.zeros((3, ranks))
-        owner = {h: r for r in range(ranks) for h in dealt(r, ranks, t.key_heads)}
         for work, heads in works:
             degrees = self.reading(work.relation).degrees
             if degrees is None:
                 return None
-            for head in heads:
-                pairs[0, owner[head // t.ratio]] += degrees.sum(dtype=np.float64)
+            keys = [head // t.ratio for head in heads]
+            mine = [sum(map(keys.count, dealt(r, ranks, t.key_heads))) for r in range(ranks)]
+            pairs[0] += degrees.sum(dtype=np.float64) * np.array(mine)
         return pairs
 
 
@@ -441,7 +421,7 @@ def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
     sums. None where there are no such sums, or no position before a rank's on the ranks before.
     """
     ranks, unit = partition.ranks, max(4, t.element)
-    there = back = np.zeros(ranks, np.int64)
+    there = back = np.zeros((ranks, ranks), np.int64)
     for work, heads in works:
         kept = None
         if work.mechanism is not None and not work.hybrid:
@@ -449,25 +429,19 @@ def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
         if kept is None or (work.causal and not partition.in_order):
             return None
         many = len(heads if kept.by_head else key_heads(heads, t.ratio)) * t.batch
-        rows = [len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)]
-        sums = np.array(rows, np.int64) * (t.value_dim + kept.divides + kept.keys) * unit
+        rows = np.array([len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)])
+        sums = rows * (t.value_dim + kept.divides + kept.keys) * unit
         there, back = there + sums + many * unit, back + sums
-    every = np.zeros((ranks, ranks), np.int64)
-    return _between(every + there[None]), _between(every + back[:, None])
-
-
-def _between(links: np.ndarray) -> np.ndarray:
-    """Links without those of a rank with itself."""
-    return np.asarray(links * (1 - np.eye(len(links), dtype=np.int64)))
+    return between(there), between(back.T)
 
 
 def head_links(partition: Partition, t: Tensors, every: bool = False) -> Links:
     """The bytes of each link where every rank computes some heads at all positions, or `every` head
     and keeps its own positions."""
-    ranks, lengths = partition.ranks, np.array(partition.lengths, np.int64)
-    mine = np.array(
-        [t.key_heads if every else len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)]
+    ranks, lengths = range(partition.ranks), np.array(partition.lengths, np.int64)
+    keys = np.array(
+        [t.key_heads if every else len(dealt(r, len(ranks), t.key_heads)) for r in ranks]
     )
-    there = mine * (t.query_bytes(t.ratio) + t.key_bytes(1)) + partition.n * t.batch * t.pairs
-    back = 0 * mine if every else mine * t.batch * t.ratio * t.value_dim * t.element
-    return _between(lengths[:, None] * there[None]), _between(back[:, None] * lengths[None])
+    there = keys * (t.ratio * t.query_bytes + t.key_bytes) + partition.n * t.batch * t.pairs
+    back = 0 if every else keys * t.batch * t.ratio * t.value_dim * t.element
+    return between(np.outer(lengths, there)), between(np.outer(back + 0 * keys, lengths))

@@ -6,9 +6,9 @@ own keys and their partial results are sent back. Parts are merged by their log-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.planner import AUTO, backend_of, choose
-from attnspec.distributed.collectives import Mesh, Named, Ready, tied, travel
+from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import DistributedPlan
 from attnspec.graphs.gathered import gathered
@@ -54,6 +54,10 @@ def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Stan
     return Standing(queries, np.pad(keys, (0, n - len(keys))), work.n_k)
 
 
+Came = Mapping[Any, Tensor]
+"""What came from one rank."""
+
+
 class GroupHere:
     """What one rank does for heads of one graph. Rows are numbered as the rank's tensors have them;
     dictionaries go by the other rank."""
@@ -71,7 +75,7 @@ class GroupHere:
         self.brings = graph == 0
         there = exchange.partition.positions
         local, others = there(rank), [r for r in range(exchange.partition.ranks) if r != rank]
-        self.sent_keys = {r: exchange.sent_keys(r, rank) for r in others}
+        self.others, self.sent_keys = others, {r: exchange.sent_keys(r, rank) for r in others}
         self.sent_queries = {r: exchange.sent_queries(rank, r, graph) for r in others}
         # positions of what comes
         self.got_keys = {r: there(r)[exchange.sent_keys(rank, r)] for r in others}
@@ -79,7 +83,7 @@ class GroupHere:
 
         guests, every = np.concatenate([local[:0], *self.got_keys.values()]), np.arange(len(local))
         # own rows whose queries may read keys that come
-        self.reading = np.flatnonzero(exchange.readings[graph].readers(guests)[local])
+        self.reading = np.flatnonzero(exchange.readings[graph].read(guests, readers=True)[local])
         # what cannot be merged is weighed once, over all keys
         at_home = local if self.merges else np.append(local, guests)
         self.at_home = self.weighing(local, at_home, every)
@@ -89,18 +93,19 @@ class GroupHere:
         self.kept = {
             r: np.setdiff1d(every, x, assume_unique=True) for r, x in self.sent_keys.items()
         }
-        queries = self.got_queries
-        self.for_guests = {r: self.weighing(queries[r], local[x]) for r, x in self.kept.items()}
+        asked = self.got_queries
+        self.for_guests = {
+            r: self.weighing(asked[r], local[x], asked[r]) for r, x in self.kept.items()
+        }
 
-    def weighing(
-        self, queries: np.ndarray, keys: np.ndarray, rows: np.ndarray | None = None
-    ) -> Weighing:
+    def weighing(self, queries: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> Weighing:
         """What weighs queries over keys, int64 positions in the whole sequence each, by the kernel
         for one short sequence of them: by the backend that was asked for, unless it refuses this
-        part. `rows` are the numbers of the queries among own ones, None for those of other ranks.
+        part. `rows` are the numbers of the queries among own ones, for inputs of pairs, with which
+        no query travels.
         """
         work, device, backend, kernel, more = self.work, self.device, self.backend, None, 0
-        places = [torch.from_numpy(x).to(device) for x in (queries[:0], keys)]
+        own, at = (torch.from_numpy(x).to(device) for x in (rows, keys))
         if len(queries) and len(keys):
             relation, n, count = gathered(work.relation, work.n_k, queries, keys)
             laid_out = replace(
@@ -109,7 +114,7 @@ class GroupHere:
                 n_q=count,
                 n_k=n,
                 # its zero logit is added where parts are merged
-                normalize="softmax" if work.normalize == "softmax1" else work.normalize,
+                normalize="softmax" if self.adds_zero else work.normalize,
                 standing=_standing(work, queries, keys, n),
                 copies=len(self.heads),
                 device=device.type,
@@ -119,26 +124,23 @@ class GroupHere:
                 backend = AUTO
             kernel = choose(laid_out, device.type, backend).build(laid_out, self.heads, device)
             more = n - len(keys)
-            if rows is not None:
-                places[0] = torch.from_numpy(rows).to(device)
+
+        def of_keys(x: Tensor) -> Tensor:
+            return pad(x[..., at], (0, more))
 
         def weigh(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
             if kernel is None:
                 out = q.new_zeros(*q.shape[:3], v.shape[-1])
                 wide = torch.promote_types(q.dtype, torch.float32)
                 return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if self.merges else None
-            padding, tables = call.padding, dict(call.tables)
-            if padding is not None:
-                padding = pad(padding[:, places[1]], (0, more))
-            for name in work.changes.pairs:
-                rows_of_keys = tables[name].index_select(2, places[0])[..., places[1]]
-                tables[name] = pad(rows_of_keys, (0, more))
+            padding = None if call.padding is None else of_keys(call.padding)
+            pairs = {x: of_keys(call.tables[x].index_select(2, own)) for x in work.changes.pairs}
             if more:
                 k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
-            if work.normalize == "softmax1":
+            if self.adds_zero:
                 # outputs get the share of the zero logit before they are rounded
                 q, k, v = widened(q), widened(k), widened(v)
-            mine = replace(call, padding=padding, tables=tables)
+            mine = replace(call, padding=padding, tables={**call.tables, **pairs})
             if not self.merges:
                 return kernel(q, k, v, mine), None
             return cast(Mergeable, kernel).partial(q, k, v, mine)
@@ -146,116 +148,95 @@ class GroupHere:
         return weigh
 
     def over_guests(
-        self,
-        first: Outputs | None,
-        own: Parts,
-        keys: Tensor,
-        values: Tensor,
-        call: Call,
+        self, first: Outputs | None, own: Parts, keys: Tensor, values: Tensor, call: Call
     ) -> Outputs:
         """Own queries over own keys, `first` if that can be merged, and over what came."""
         q, k, v = own
         if first is None:
             return self.at_home(q, torch.cat([k, keys], 2), torch.cat([v, values], 2), call)
         # what is merged is rounded once, at the end
-        first = first[0].to(torch.promote_types(q.dtype, torch.float32)), first[1]
-        if not len(self.reading):
-            return first
+        first = widened(first[0]), first[1]
         return _put(first, self.reading, self.reads(_rows(q, self.reading), keys, values, call))
 
+    def asking(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Piece]:
+        """Keys with values, and queries, for each rank."""
+        for r in self.others:
+            keys = self.key_heads, self.sent_keys[r], self.got_keys[r]
+            queries = [*self.heads], self.sent_queries[r], self.got_queries[r]
+            moving = [("k", k, *keys), ("v", v, *keys)] if self.brings else []
+            for name, x, heads, rows, got in [*moving, *[("q", q, *queries)] * self.merges]:
+                shape = len(x), len(heads), len(got), x.shape[3]
+                yield r, (self, name), _rows(x[:, heads], rows), shape
 
-class RowsHere:
+    def answering(self, own: Parts, call: Call, came: Sequence[Came]) -> Iterator[Piece]:
+        """Results of others' queries over own keys, for these."""
+        q, k, v = own
+        for r in self.others:
+            shape = len(q), len(self.heads), len(self.sent_queries[r])
+            shapes = ((*shape, v.shape[3]), shape) if shape[2] else (None, None)
+            results: tuple[Tensor | None, Tensor | None] = None, None
+            if len(self.got_queries[r]):
+                keys = _rows(k, self.kept[r]), _rows(v, self.kept[r])
+                results = self.for_guests[r](came[r][self, "q"], *keys, call)
+            for name, x, size in zip(("out", "lse"), results, shapes, strict=True):
+                yield r, (self, name), x, size
+
+    def complete(self, outputs: Outputs, answers: Sequence[Came]) -> Outputs:
+        """The results of own queries with those that others answered."""
+        for r in self.others:
+            if (self, "out") in answers[r]:
+                more = answers[r][self, "out"], answers[r][self, "lse"]
+                outputs = _put(outputs, self.sent_queries[r], more)
+        # no part has the zero logit
+        return with_zero(cast(Partial, outputs)) if self.adds_zero else outputs
+
+
+def rows_here(
+    engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
+) -> Run:
     """What one rank does for a layer."""
+    groups = [
+        GroupHere(exchange, graph, mesh.rank, device, engine.backend)
+        for exchange in plan.layers[0].exchanges
+        for graph in range(len(exchange.works))
+    ]
+    kernels: list[Any] = [(here, here.work, here.heads) for here in groups]
+    ready = engine.together(kernels, plan.tensors.heads, plan.tensors.key_heads, device)
 
-    def __init__(
-        self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
-    ) -> None:
-        self.engine, self.layer, self.mesh, t = engine, layer, mesh, plan.tensors
-        self.others = [r for r in range(mesh.ranks) if r != mesh.rank]
-        self.groups = [
-            GroupHere(exchange, graph, mesh.rank, device, engine.backend)
-            for exchange in plan.layers[0].exchanges
-            for graph in range(len(exchange.works))
-        ]
-        kernels: list[Any] = [(here, here.work, here.heads) for here in self.groups]
-        self.ready = engine.together(kernels, t.heads, t.key_heads, device)
-
-    def run(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
-        """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
+    def run(parts: Parts, call: Call, return_lse: bool) -> Outputs:
         kind, grads = parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
         q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
-        asked, arrived = self._sent((q, k, v), kind)
-        parts_here: list[Own] = []
-        for here, group in zip(self.groups, self.ready.groups, strict=True):
-            tables = self.engine.tables(group, self.layer, call.tables)
+        asked, arrived = travel(mesh, chain(*(x.asking(q, k, v) for x in groups)), kind, (q, k, v))
+        own: list[tuple[GroupHere, Parts, Call]] = []
+        for here, group in zip(groups, ready.groups, strict=True):
+            tables = engine.tables(group, layer, call.tables)
             own_q, own_k, own_v = (x.to(kind) for x in group.parts(q, k, v))
-            parts_here.append((here, (own_q, own_k, own_v), replace(call, tables=tables)))
-        outs = [x.at_home(*mine, some) if x.merges else None for x, mine, some in parts_here]
+            own.append((here, (own_q, own_k, own_v), replace(call, tables=tables)))
+        firsts = [here.at_home(*mine, some) if here.merges else None for here, mine, some in own]
         came = arrived()
-        answered, arrived = self._answered((q, k, v), parts_here, came)
+        answers = chain(*(here.answering(mine, some, came) for here, mine, some in own))
+        learned = [table for *_, some in own for table in some.tables.values()]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        answered, arrived = travel(mesh, answers, wide, (q, k, v, *learned))
         guests: list[Tensor] = []
-        for number, (here, mine, some) in enumerate(parts_here):
+        outs: list[Outputs] = []
+        for (here, mine, some), first in zip(own, firsts, strict=True):
             if here.brings:
                 none = [x[:, here.key_heads, :0].to(kind) for x in (k, v)]
                 guests = [
-                    torch.cat([x, *(came[r][number, name] for r in self.others)], 2)
+                    torch.cat([x, *(came[r][here, name] for r in here.others)], 2)
                     for name, x in zip("kv", none, strict=True)
                 ]
             keys, values = (x[:, here.read] for x in guests)
-            outs[number] = here.over_guests(outs[number], mine, keys, values, some)
-        answers = arrived()
-        for number, here in enumerate(self.groups):
-            for r in self.others:
-                if (number, "out") in answers[r]:
-                    more = answers[r][number, "out"], answers[r][number, "lse"]
-                    outs[number] = _put(cast(Outputs, outs[number]), here.sent_queries[r], more)
-            if here.adds_zero:
-                # no part has the zero logit
-                outs[number] = with_zero(cast(Partial, outs[number]))
-        every, sums = zip(*cast("list[Outputs]", outs), strict=True)
-        out = tied(tied(self.ready.joined(every).to(kind), asked), answered)
-        if None in sums:
-            return out, None
-        return out, tied(tied(self.ready.joined(sums), asked), answered)
+            outs.append(here.over_guests(first, mine, keys, values, some))
+        last = arrived()
+        outs = [here.complete(out, last) for here, out in zip(groups, outs, strict=True)]
+        every, sums = zip(*outs, strict=True)
+        out = tied(tied(ready.joined(every).to(kind), asked), answered)
+        return out, None if None in sums else tied(tied(ready.joined(sums), asked), answered)
 
-    def _sent(self, parts: Parts, kind: torch.dtype) -> Travel:
-        """Keys with values, and queries, on their way to each rank."""
-        q, k, v = parts
-        sent: list[dict[Any, Tensor]] = [{} for _ in range(self.mesh.ranks)]
-        shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
-        for (number, here), r in product(enumerate(self.groups), self.others):
-            keys = here.key_heads, here.sent_keys[r], here.got_keys[r]
-            queries = [*here.heads], here.sent_queries[r], here.got_queries[r]
-            moving = [("k", k, *keys), ("v", v, *keys)] if here.brings else []
-            for name, x, heads, rows, got in [*moving, *[("q", q, *queries)] * here.merges]:
-                sent[r][number, name] = _rows(x[:, heads], rows)
-                shapes[r][number, name] = len(x), len(heads), len(got), x.shape[3]
-        return travel(self.mesh, sent, shapes, kind, parts)
-
-    def _answered(self, parts: Parts, own: Sequence[Own], came: Sequence[Named]) -> Travel:
-        """Results of others' queries over own keys, on their way back to them."""
-        q, _, v = parts
-        sent: list[dict[Any, Tensor]] = [{} for _ in range(self.mesh.ranks)]
-        shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
-        for (number, (here, (_, k, values), call)), r in product(enumerate(own), self.others):
-            if len(here.sent_queries[r]):
-                shape = len(q), len(here.heads), len(here.sent_queries[r])
-                shapes[r] |= {(number, "out"): (*shape, v.shape[3]), (number, "lse"): shape}
-            if len(here.got_queries[r]):
-                keys = _rows(k, here.kept[r]), _rows(values, here.kept[r])
-                out, lse = here.for_guests[r](came[r][number, "q"], *keys, call)
-                sent[r] |= {(number, "out"): out, (number, "lse"): cast(Tensor, lse)}
-        learned = [table for *_, call in own for table in call.tables.values()]
-        wide = torch.promote_types(q.dtype, torch.float32)
-        return travel(self.mesh, sent, shapes, wide, (*parts, *learned))
-
-
-Own = tuple[GroupHere, Parts, Call]
-"""Heads of one graph, with their own queries, keys and values and their call."""
-
-Travel = tuple[Tensor, Ready]
-"""What `travel` returns."""
+    return run
 
 
 def _rows(x: Tensor, rows: np.ndarray) -> Tensor:
@@ -266,9 +247,6 @@ def _put(found: Outputs, rows: np.ndarray, more: Outputs) -> Outputs:
     """Results with more of some of their rows, merged by log-sum-exps."""
     out, lse = cast(Partial, found)
     other = cast(Partial, more)
-    if len(rows) == out.shape[2]:
-        # rows ascend, so that these are all of them in order
-        return merged((out, lse), other)
     mine, sums = merged((_rows(out, rows), _rows(lse, rows)), other)
     at = torch.from_numpy(rows).to(out.device)
     return out.index_copy(2, at, mine), lse.index_copy(2, at, sums)

@@ -20,77 +20,75 @@ from torch import Tensor
 from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.collectives import Mesh, tied, travel
+from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Group
+from attnspec.runtime.engine import Engine, Outputs
 
 
-class StatesHere:
+def states_here(
+    engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
+) -> Run:
     """What one rank does for a layer: its keys' sums, and its queries on top of others'."""
+    own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
+    heads, key_heads = plan.tensors.heads, plan.tensors.key_heads
+    works = engine.binder.works(layer, heads, plan.n, plan.n)
+    kernels = ((kernel_of(*each, device), *each) for each in works)
+    ready = engine.together(kernels, heads, key_heads, device)
 
-    def __init__(
-        self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
-    ) -> None:
-        self.engine, self.layer, self.mesh, self.device = engine, layer, mesh, device
-        self.own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
-        heads, key_heads = plan.tensors.heads, plan.tensors.key_heads
-        works = engine.binder.works(layer, heads, plan.n, plan.n)
-        kernels = ((kernel_of(*each, device), *each) for each in works)
-        self.ready = engine.together(kernels, heads, key_heads, device)
-
-    def run(self, parts: Parts, call: Call, return_lse: bool) -> tuple[Tensor, None]:
-        """The output of own positions; log-sum-exps do not travel with sums of features."""
+    def run(parts: Parts, call: Call, return_lse: bool) -> Outputs:
         if return_lse:
             raise ValueError(
-                f"the sums of features of `{self.engine.program.name}` come without log-sum-exps"
+                f"the sums of features of `{engine.program.name}` come without log-sum-exps"
                 " over several devices: leave `return_lse` out, one device has them"
             )
-        outs = [self._of_group(group, parts, call) for group in self.ready.groups]
-        return self.ready.joined(outs), None
+        outs, padding, tables = [], call.padding, call.tables
+        for group in ready.groups:
+            # a kernel of sums: of features, or of dense projections
+            kernel: Any = group.kernel
+            mine = group.parts(*parts)
+            call = replace(
+                call,
+                padding=None if padding is None else padding.index_select(1, own),
+                tables=engine.tables(group, layer, tables),
+            )
+            sums, left = kernel.key_sums(*mine, call, own)
+            tie = [*mine, *call.tables.values()]
+            before, came = _exchanged(mesh, sums, left, tie, group.work.causal)
+            outs.append(tied(kernel.onward(*mine, call, before), came))
+        return ready.joined(outs), None
 
-    def _of_group(self, group: Group, parts: Parts, call: Call) -> Tensor:
-        # a kernel of sums: of features, or of dense projections
-        kernel: Any = group.kernel
-        parts, padding = group.parts(*parts), call.padding
-        call = replace(
-            call,
-            padding=None if padding is None else padding.index_select(1, self.own),
-            tables=self.engine.tables(group, self.layer, call.tables),
-        )
-        sums, left = kernel.key_sums(*parts, call, self.own)
-        tie = [*parts, *call.tables.values()]
-        before, came = self._exchanged(sums, left, tie, group.work.causal)
-        out: Tensor = kernel.onward(*parts, call, before)
-        return tied(out, came)
+    return run
 
-    def _exchanged(
-        self, own: State, left: Tensor | None, tie: Sequence[Tensor], causal: bool
-    ) -> tuple[State, Tensor]:
-        """The sums that this rank goes on from, and what was received for them; `left` are the
-        logarithms of what a gate leaves of the sums before own keys."""
-        mesh, sums = self.mesh, own.sums.flatten(0, -3)
-        rows, features, width = sums.shape
-        base = own.base if left is None else left
-        base = sums.new_zeros(rows) if base is None else base.flatten()
-        lines = sums.reshape(rows * features, width)
-        deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
-        mine = deals[mesh.rank]
-        sent = [{"sums": lines[d.start : d.stop], "base": base} for d in deals]
-        shape = {"sums": (len(mine), width), "base": (rows,)}
-        _, arrived = travel(mesh, sent, [shape] * mesh.ranks, sums.dtype, tie)
-        came = arrived()
-        parts, bases = (torch.stack([each[name] for each in came]) for name in shape)
-        row = torch.arange(mine.start, mine.stop, device=sums.device) // features
-        if left is None:
-            bases = bases.detach()
-        ready = merged(parts, bases, row, causal, left is not None)
-        shapes = [{"sums": (len(d), width)} for d in deals]
-        flat, arrived = travel(mesh, [{"sums": sums} for sums, _ in ready], shapes, sums.dtype)
-        found = torch.cat([share["sums"] for share in arrived()])
-        frame = None if own.base is None else ready[mesh.rank][1].view(own.base.shape)
-        return State(found.view(own.sums.shape), frame), flat
+
+def _exchanged(
+    mesh: Mesh, own: State, left: Tensor | None, tie: Sequence[Tensor], causal: bool
+) -> tuple[State, Tensor]:
+    """The sums that this rank goes on from, and what was received for them; `left` are the
+    logarithms of what a gate leaves of the sums before own keys."""
+    sums = own.sums.flatten(0, -3)
+    rows, features, width = sums.shape
+    base = own.base if left is None else left
+    base = sums.new_zeros(rows) if base is None else base.flatten()
+    lines = sums.reshape(rows * features, width)
+    deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
+    mine, pieces = deals[mesh.rank], list[Piece]()
+    for r, d in enumerate(deals):
+        pieces.append((r, "sums", lines[d.start : d.stop], (len(mine), width)))
+        pieces.append((r, "base", base, (rows,)))
+    _, arrived = travel(mesh, pieces, sums.dtype, tie)
+    came = arrived()
+    parts, bases = (torch.stack([each[name] for each in came]) for name in ("sums", "base"))
+    row = torch.arange(mine.start, mine.stop, device=sums.device) // features
+    if left is None:
+        bases = bases.detach()
+    ready = merged(parts, bases, row, causal, left is not None)
+    pieces = [(r, "sums", ready[r][0], (len(d), width)) for r, d in enumerate(deals)]
+    flat, arrived = travel(mesh, pieces, sums.dtype)
+    whole = torch.cat([share["sums"] for share in arrived()])
+    frame = None if own.base is None else ready[mesh.rank][1].view(own.base.shape)
+    return State(whole.view(own.sums.shape), frame), flat
 
 
 def merged(

@@ -236,7 +236,7 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
     if entry.kind != "numbers":
         return tensor
     tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
-    return tensor if padding is None else _without_padding(tensor, padding)
+    return tensor if padding is None else without_padding(tensor, padding)
 
 
 def check_input(entry: Input, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
@@ -245,7 +245,7 @@ def check_input(entry: Input, tensor: Tensor, shape: tuple[int, ...], device: to
     check_tensor(f"the input `{entry.name}`", tensor, types, kind, shape, device)
 
 
-def _without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
+def without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
     """Numbers [B, n_k] with one of a real token at padding, 1 where no token is real: what stands
     there is no number of a token, and no predicate may fail on it."""
     if not numbers.numel():
