@@ -18,7 +18,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from views import Call, Case, gradients, numbers, row_errors, worst
 
 from attnspec.backends.common.merging import merge, merged
-from attnspec.compile.standalone import standalone_module
 from attnspec.distributed import parallelize
 from attnspec.graphs.relation import evaluate_pairs
 
@@ -104,8 +103,8 @@ def test_backward_within_autocast_computes_in_the_types_of_the_call(body: str) -
 def test_standalone_files_change_scores_in_float32(score: str) -> None:
     call = call_of(f"heads 1 causal attend full score {score}", 1500, torch.bfloat16)
     space: dict[str, Any] = {"__name__": "alone"}
-    exec(standalone_module(call.case.spec.program, "A"), space)
-    module, parts = call.learning(space["A"]()).bfloat16(), [x.detach() for x in call.tensors]
+    exec(call.case.spec.emit(standalone=True), space)
+    module, parts = call.learning(space["Sample"]()).bfloat16(), [x.detach() for x in call.tensors]
     out = module(*parts)
     assert torch.equal(out, module.float()(*(x.float() for x in parts)).bfloat16())
 

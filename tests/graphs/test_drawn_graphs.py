@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
+from attention_checks import tensors
 from oracle.drawn import philox
 from population import spec_of
 from scipy.special import chdtrc
@@ -123,3 +125,12 @@ def test_cycles_are_uniform() -> None:
 def test_the_test_of_uniformity_can_fail() -> None:
     skewed = np.arange(30_000) * np.arange(30_000) % 11
     assert chi_square(np.bincount(skewed, minlength=11)) < 1e-3
+
+
+def test_a_layer_draws_for_itself_beside_heads_that_do_not_draw() -> None:
+    spec = spec_of("layers 2 heads 2 attend full head 1 { attend random(keys = 2) }")
+    module, (q, k, _) = spec.compile(), tensors(1, 2, 9, 9)
+    for layer in (0, 1):
+        weights = module(q, k, torch.eye(9, dtype=q.dtype).expand(1, 2, 9, 9), layer=layer)
+        pairs = [spec.mask(9, layer=layer, head=head) for head in (0, 1)]
+        assert ((weights[0] != 0).numpy() == np.array(pairs)).all()
