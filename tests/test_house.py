@@ -10,7 +10,7 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 68_200
+LINES = 65_850
 """The most lines of the package, which becomes less."""
 
 PATCHES = 27

@@ -71,7 +71,7 @@ def test_standalone_zoo_files_are_refused_with_the_way_out() -> None:
         if path.stem in REFUSED:
             with pytest.raises(StandaloneError) as raised:
                 loaded(path, name).emit(standalone=True)
-            text = f"{REFUSED[path.stem]}; compile it without"
+            text = f"{REFUSED[path.stem]}; compile without it"
             assert str(raised.value).endswith(text)
     assert len(ZOO) > 75
 

@@ -342,7 +342,7 @@ def test_keys_of_fewer_bits_are_read_as_they_are() -> None:
 
 
 def test_a_cache_is_for_a_model_whose_layers_use_a_spec_and_drop_nothing() -> None:
-    with pytest.raises(attnspec.AttnSpecError, match=r"`model.layers.0.self_attn` does not: dense"):
+    with pytest.raises(attnspec.AttnSpecError, match=r"got `model.layers.0.self_attn`: dense"):
         SpecCache(llama("eager"))
     model = llama("eager", attention_dropout=0.5)
     convert(model, attnspec.parse(WINDOW))

@@ -144,7 +144,7 @@ def test_documents_are_said_in_the_spec() -> None:
     assert "asks for a packed mask" in message
     graph, word, declared = (
         re.findall(pattern, message)[0]
-        for pattern in (r"`(same\(\w+\))`", r"beside `(\w+)`", r"`(input \w+: ids)`")
+        for pattern in (r"`(same\(\w+\))`", r"with `(\w+)`", r"`(input \w+: ids)`")
     )
     model = llama(named(f"attention d {{ {declared} {word} attend {graph} }}"))
     inputs = {"document": torch.arange(6)[None] // 3}

@@ -55,7 +55,7 @@ def test_several_stacks_are_refused_by_their_names() -> None:
     stacks = "`model.vision_tower.encoder.layers` .* `model.language_model.layers`"
     with pytest.raises(attnspec.AttnSpecError, match=f"{stacks}.*`only=`"):
         convert(model, spec)
-    with pytest.raises(attnspec.AttnSpecError, match=f"got 'language_model'.*{stacks}"):
+    with pytest.raises(attnspec.AttnSpecError, match=f"'language_model' is not.*{stacks}"):
         convert(model, spec, only="language_model")
 
 
@@ -129,7 +129,7 @@ def test_keys_that_are_made_of_others_are_named() -> None:
         layer_types=["sliding_attention", "heavily_compressed_attention"],
     )
     done = convert(model, attnspec.parse(WINDOW))
-    assert "in place of heavily_compressed_attention, sliding_attention in 2 layers" in str(done)
+    assert "heavily_compressed_attention, sliding_attention in 2 layers" in str(done)
     model.generate(tokens(1, 9), past_key_values=SpecCache(model), max_new_tokens=3)
 
 
