@@ -111,7 +111,7 @@ def _empty_rows(
             f"the graph is empty: no query has a key{slot} at n = {n:,}",
             span,
             "warning",
-            help="`A - B` keeps the pairs of A that are not in B, `A & B` those of both",
+            help="`A | B` has the pairs of either, `A & B` those of both, `A - B` those of A alone",
         )
     rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
     queries = "1 query has" if len(empty) == 1 else f"{len(empty):,} queries have"

@@ -44,11 +44,11 @@ def require_claim(kind: str, span: Span, scope: Scope) -> None:
     """Refuse a claim about what is read through several layers."""
     if scope.work.cross is not None and kind in _CLAIMS:
         _refuse(
-            f"`{kind}` is about what passes from layer to layer within one sequence, and with"
-            " `cross` the keys do not attend",
+            f"`{kind}` is about what passes through several layers of one sequence, and with"
+            " `cross` the keys read nothing",
             span,
             scope,
-            "put the claim into the specs of the two sequences",
+            "remove it here, and write it in the self-attention spec of each sequence",
         )
 
 
@@ -63,11 +63,14 @@ def require_score(name: str, span: Span, scope: Scope) -> None:
 
 def require_keys(name: str, span: Span, scope: Scope) -> None:
     """Refuse an input that a score reads at the query."""
-    _refuse(_for_queries(name), span, scope, "read it at the key alone")
+    _refuse(_for_queries(name), span, scope, f"read it as `{name}(k)`")
 
 
 def _for_queries(name: str) -> str:
-    return f"with `cross` an input has values for keys alone, and `{name}` is read for queries here"
+    return (
+        f"with `cross` the input `{name}` has values for keys alone, and here it is read at a"
+        " query: by `q`, or by `k` within `transpose`"
+    )
 
 
 def require_across(value: Value, span: Span, scope: Scope) -> None:
@@ -97,7 +100,7 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
     for leaf, name, value, sides in sided(graph, patterns):
         read = sorted(_of_keys(value)) if "q" in sides else []
         if read:
-            advice = "read it at the key alone"
+            advice = f"read it as `{read[0]}(k)`, outside `transpose`"
             if _marks(value):
                 advice = f"`columns({read[0]})` reads the keys that it marks"
             _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)

@@ -137,6 +137,9 @@ def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
     if grid is None:
         if "sequence" in scope.work.broken:
             raise Failed
+        if not any(node.attribute in names for names in AXES.values()):
+            message = f"`{shown}` is not defined: a position on a grid has time, row and col"
+            scope.fail("A209", message, node.span, help=f"write `{node.base.name}` alone")
         message = f"`{shown}` needs positions on a grid"
         scope.fail("A208", message, node.span, help="add `sequence grid(H, W)`")
     names = AXES[len(grid)]

@@ -358,8 +358,8 @@ def _require_alone(graph: Term, span: Span, scope: Scope, beside: bool = False) 
             scope.fail("A704", message, place, related=related)
         if beside and not pattern.beside(dict(leaf.arguments)):
             message = (
-                f"`{leaf.pattern}` changes the weights of its pairs, and a graph that is added to a"
-                " mechanism has those of a softmax"
+                f"a graph beside a mechanism may only choose pairs, and `{leaf.pattern}` sets"
+                " weights of its own"
             )
             advice = "use a graph that only chooses pairs, such as `topk`"
             scope.fail("A703", message, place, help=advice)
