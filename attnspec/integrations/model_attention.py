@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
+from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.forms.stability import CAUSAL as LATER_KEYS
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
@@ -114,8 +114,8 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
-        # the positions that were passed last, and the documents that they show
-        self._documents: tuple[Callable[[], object], Tensor | None] = (lambda: None), None
+        # the documents that the positions of the last pass show, and whether it was packed
+        self._documents: Remembered[Tensor | None] = Remembered()
         self._packed = False
         # every layer computes the same, and what traces one has traced them all
         self._same = self.program.layers is None and not module.engine.binder.alike(1)
@@ -590,21 +590,25 @@ class ModelAttention:
             return given
         if mask.q_offset and (not taken or traced or self._packed):
             return given
-        # the layers of one pass are given the same tensor, which a GPU is waited for once
-        positions_before, labels = self._documents
-        first = traced or positions_before() is not position_ids or labels is None
-        if first:
+
+        def shown() -> Tensor | None:
             new, real = position_ids.expand(batch, -1), mask.padding
             later = None if real is None else real[:, mask.q_offset :]
             labels = torch.nn.functional.pad(documents(new, later), (mask.q_offset, 0))
             if mask.q_offset:
                 before = mask.q_offset if real is None else real[:, : mask.q_offset].sum(1)
-                labels = labels if bool((new[:, 0] == before).all()) else None
-        if first and not traced:
-            self._documents = weakref.ref(position_ids), labels
-            self._packed = labels is not None and bool(labels.any())
-            if self._packed:
-                self._tell_documents(cast("Tensor", labels), taken)
+                if not bool((new[:, 0] == before).all()):
+                    return None
+            if not traced:
+                self._packed = bool(labels.any())
+                if self._packed:
+                    self._tell_documents(labels, taken)
+            return labels
+
+        # the layers of one pass are given the same tensors, which a GPU is waited for once
+        read = [position_ids] if mask.padding is None else [position_ids, mask.padding]
+        settings = mask.q_offset, batch, taken
+        labels = shown() if traced else self._documents.get(read, shown, *settings)
         return {self.program.inputs[0].name: labels} if taken and labels is not None else given
 
     def _tell_documents(self, labels: Tensor, taken: bool) -> None:

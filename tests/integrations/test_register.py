@@ -271,9 +271,15 @@ def test_steps_that_count_every_token_belong_to_one_document() -> None:
     wanted = model.generate(ids, use_cache=False, **settings)
     caches: list[dict[str, Any]] = [{}, {"past_key_values": SpecCache(model)}]
     assert all(bool((model.generate(ids, **settings, **x) == wanted).all()) for x in caches)
-    # the documents behind a packed pass are not known in a step
-    packed = model(ids, position_ids=torch.arange(7)[None] % 4)
+    # a step behind a packed pass does not say which documents came before
+    positions = torch.arange(7)[None] % 4
+    packed = model(ids, position_ids=positions)
     refused(model, ids[:, :1], past_key_values=packed.past_key_values)
+    # positions that are written over show other documents
+    positions.copy_(torch.arange(7)[None])
+    with torch.no_grad():
+        out, wanted = (model(ids, position_ids=p).logits for p in (positions, positions.clone()))
+        assert difference(out, wanted) == 0.0 < difference(out, packed.logits)
 
 
 def test_inputs_that_are_not_there_or_too_short() -> None:
