@@ -42,7 +42,7 @@ def test_numbers_of_pairs_have_gradients_and_are_checked() -> None:
         "heads 2 causal attend topk(blocks = 2, size = 4)",
     ],
 )
-def test_what_is_no_number_beside_pairs_has_no_gradient(body: str, kernel: str) -> None:
+def test_scores_that_are_no_number_beside_pairs_have_no_gradient(body: str, kernel: str) -> None:
     spec = spec_of(f"{body} score bias(buckets = 4) score s * log(1 + q - k) score s / (1 + q - k)")
     for shape in ("plain", "several"):
         assert not check(Call(Case(spec, 40), shape, torch.float64), kernel)

@@ -153,7 +153,7 @@ def test_opcheck(name: str, n_q: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["key_padding_mask", "input"])
-def test_what_is_written_over_before_derivatives_is_refused(written: str) -> None:
+def test_tensors_written_over_before_derivatives_are_refused(written: str) -> None:
     module = sample("input")
     parts, rest = given(40), others("input", 40)
     padding, read = torch.arange(40).expand(2, 40) < 30, [*rest["inputs"].values()]
