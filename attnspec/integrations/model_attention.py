@@ -114,9 +114,10 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
-        # the documents that the positions of the last pass show, and whether it was packed
+        # the documents that the positions of the last pass show
         self._documents: Remembered[Tensor | None] = Remembered()
-        self._packed = False
+        # of packed passes that caches may go on from: whether they had gradients
+        self._packed: set[bool] = set()
         # every layer computes the same, and what traces one has traced them all
         self._same = self.program.layers is None and not module.engine.binder.alike(1)
 
@@ -577,12 +578,15 @@ class ModelAttention:
     ) -> Mapping[str, Tensor] | None:
         """The run-time inputs, with the documents that `position_ids` show where the spec has one
         input, of kind `ids`, that no call passes. A step behind a cache belongs to one document
-        where its positions count every real token before it, and no earlier pass was packed. The
-        log of this package says which documents there are, and a warning, once, where the spec does
-        not tell them apart."""
+        where its positions count every real token before it, and no earlier pass was packed: one
+        of training counts until the next pass. The log of this package says which documents there
+        are, and a warning, once, where the spec does not tell them apart."""
         kinds = [entry.kind for entry in self.program.inputs]
         taken = kinds == ["ids"] and given is None and self.standing is None
         traced = torch.compiler.is_compiling()
+        learns = torch.is_grad_enabled()
+        if "ids" in kinds and not taken and not traced:
+            self._packed.add(learns)
         # a trace has no warnings, and must know no more than it needs
         if (not taken and (traced or "ids" in kinds)) or not isinstance(position_ids, Tensor):
             return given
@@ -599,15 +603,16 @@ class ModelAttention:
                 before = mask.q_offset if real is None else real[:, : mask.q_offset].sum(1)
                 if not bool((new[:, 0] == before).all()):
                     return None
-            if not traced:
-                self._packed = bool(labels.any())
-                if self._packed:
-                    self._tell_documents(labels, taken)
+            if not traced and bool(labels.any()):
+                self._packed.add(learns)
+                self._tell_documents(labels, taken)
+            elif not traced and not mask.q_offset:
+                self._packed.discard(True)
             return labels
 
         # the layers of one pass are given the same tensors, which a GPU is waited for once
         read = [position_ids] if mask.padding is None else [position_ids, mask.padding]
-        settings = mask.q_offset, batch, taken
+        settings = mask.q_offset, batch, taken, learns
         labels = shown() if traced else self._documents.get(read, shown, *settings)
         return {self.program.inputs[0].name: labels} if taken and labels is not None else given
 

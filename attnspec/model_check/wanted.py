@@ -100,7 +100,10 @@ class Wanted:
         """The run-time inputs; missing documents are taken from `position_ids`."""
         arrays = self.arguments.get("attnspec_inputs")
         every = {**(arrays if isinstance(arrays, Mapping) else {}), **inputs}
-        check_names(self.program, every)
+        try:
+            check_names(self.program, every)
+        except ValueError as error:
+            raise AttnSpecError(str(error)) from None
         missing = {x.name: x.kind for x in self.program.inputs if x.name not in every}
         if self.documents is not None and list(missing.values()) == ["ids"]:
             every |= dict.fromkeys(missing, self.documents)

@@ -275,11 +275,25 @@ def test_steps_that_count_every_token_belong_to_one_document() -> None:
     positions = torch.arange(7)[None] % 4
     packed = model(ids, position_ids=positions)
     refused(model, ids[:, :1], past_key_values=packed.past_key_values)
+    # what is trained on packed documents can generate
+    assert bool((model.generate(ids, **settings) == wanted).all())
     # positions that are written over show other documents
     positions.copy_(torch.arange(7)[None])
     with torch.no_grad():
         out, wanted = (model(ids, position_ids=p).logits for p in (positions, positions.clone()))
         assert difference(out, wanted) == 0.0 < difference(out, packed.logits)
+
+
+@pytest.mark.parametrize("said", ["position_ids", "attnspec_inputs"])
+def test_a_cache_of_two_documents_is_not_taken_for_one(said: str) -> None:
+    body = "input d: ids causal attend window(before = 3, after = 0) & same(d)"
+    model, ids, at = llama(named(f"attention a {{ {body} }}")), tokens(1, 7), torch.arange(7)[None]
+    with torch.no_grad():
+        packed = {"position_ids": at % 4, "attnspec_inputs": {"d": at // 4}}[said]
+        cache = model(ids, **{said: packed}).past_key_values
+        # another sequence, of one document, in between
+        model(ids[:, :5])
+        refused(model, ids[:, :1], past_key_values=cache)
 
 
 def test_inputs_that_are_not_there_or_too_short() -> None:
