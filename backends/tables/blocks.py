@@ -55,21 +55,27 @@ class Blocks:
     @cached_property
     def distance(self) -> int | None:
         """How far the next block is, of rows that follow one another; None for other blocks."""
-        first, starts = self.rows[0], self.rows[:, 0]
-        if starts[0] < 0 or first[-1] - first[0] != len(first) - 1:
+        rows = self.rows
+        count, width = rows.shape
+        first, last = int(rows[0, 0]), int(rows[-1, -1])
+        apart = int(rows[1, 0]) - first if count > 1 else 1
+        # the ends alone say so of most blocks that are scattered
+        if first < 0 or apart <= 0 or last - first != (count - 1) * apart + width - 1:
             return None
-        gaps = np.diff(starts)
-        apart = int(gaps[0]) if len(gaps) else 1
-        if apart <= 0 or (gaps != apart).any() or (np.diff(self.rows, axis=1) != 1).any():
-            return None
-        return apart * self.size
+        starts = np.arange(first, first + count * apart, apart)
+        lies = (rows == starts[:, None] + np.arange(width)).all()
+        return apart * self.size if lies else None
 
     @cached_property
     def tile(self) -> int:
         """The most rows so that the blocks consist of whole tiles of them: t tile, t tile + 1, …"""
         flat = self.rows.ravel()
-        if self.size > 1 or not (np.diff(flat[:TILE]) == 1).all() or self._real is not None:
+        # the first rows alone say so of most
+        ends = flat[:TILE].tolist()
+        if self.size > 1 or ends != list(range(ends[0], ends[0] + len(ends))):
             return self.size
+        if self._real is not None:
+            return 1
         breaks = np.flatnonzero(np.diff(flat) != 1) + 1
         starts = flat[np.concatenate([[0], breaks])]
         return int(np.gcd.reduce(np.concatenate([breaks, starts, [self.height]])))
@@ -159,7 +165,7 @@ class Blocks:
             merge((there[0], there[1]), (result[0], result[1]))
         else:
             for x, y in zip(there, result, strict=True):
-                x.copy_(y)
+                x.copy_(y.view(x.shape))
 
     def add(self, into: Tensor, shares: Tensor) -> None:
         """Add [blocks, c, height, …] to the rows of [c, rows, …], of which several blocks may have

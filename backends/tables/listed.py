@@ -166,8 +166,8 @@ class ListedPiece(Piece):
         rows, keys = (rows[:, :1], keys) if step.tall else (rows, keys[:, :1])
         into = None
         if not step.tall:
-            places = np.arange(first, first + entries.size).reshape(entries.shape)
-            into = Blocks(places, step.height)
+            # results of all entries lie one behind the other
+            into = Blocks(np.arange(first, first + entries.size)[None], step.height)
         q = Blocks(step.rows[rows].reshape(count, -1))
         super().__init__(q, Blocks(keys, step.placed.k.size), into)
 
