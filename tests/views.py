@@ -605,12 +605,16 @@ def errors(said: list[Tensor], meant: list[Tensor], rough: list[Tensor]) -> list
 def errors_of(call: Call, module: Any) -> list[str]:
     """In what a module differs from the oracle."""
     said = call.said(call.learning(module).to(torch.promote_types(call.dtype, torch.float32)))
-    sums = said[1].dim() > 1
-    meant = call.meant(torch.float64, sums)
-    found = errors(said, meant, call.meant(call.dtype, sums))
+    return beside_oracle(call, said, sums=said[1].dim() > 1)
+
+
+def beside_oracle(call: Call, said: list[Tensor], sums: bool) -> list[str]:
+    """In what the first numbers of a call differ from the oracle's."""
+    meant, rough = (call.meant(x, sums)[: len(said)] for x in (torch.float64, call.dtype))
+    found = errors(said, meant, rough)
     if found and call.dtype == torch.float64:
         # what cancels is known to as many digits less as it is in float32, or a few less than that
-        narrow = call.meant(torch.float32, sums)
+        narrow = call.meant(torch.float32, sums)[: len(said)]
         rough = [want + (x - want) * 2**-26 for x, want in zip(narrow, meant, strict=True)]
         found = errors(said, meant, rough)
     return found
@@ -709,10 +713,7 @@ def step_errors(call: Call) -> list[str]:
         out, state = module.step(q, k, v, state, **given)
         outs.append(out.detach())
         first = at.stop
-    (meant, *_) = call.meant(torch.float64, sums=False)
-    # sums that cancel err as much in one call
-    whole = module(*call.tensors, **call.keywords).detach()
-    return errors([torch.cat(outs, 2)], [meant], [whole])
+    return beside_oracle(call, [torch.cat(outs, 2)], sums=False)
 
 
 def written(spec: Spec, standalone: bool) -> torch.nn.Module:

@@ -81,12 +81,12 @@ def _unnamed(
 def _too_many(node: nodes.Call, argument: nodes.Argument, scope: Scope, most: int) -> NoReturn:
     allowed = "at most one argument" if most == 1 else f"at most {most} arguments"
     message = f"`{node.name}` takes {allowed if most else 'no arguments'}"
-    advice = (
-        f"write `{node.name}`; `{node.name} & …` keeps the pairs that are also in another graph"
-    )
-    if most:
-        advice = "join token sets by `|`: `first(1) | last(1)`"
-    advice = advice if node.name in scope.work.callable and most < 2 else None  # type: ignore[assignment]
+    advice: str | None = "join token sets by `|`: `first(1) | last(1)`"
+    if not most:
+        also = f"`{node.name} & …` keeps the pairs that are also in another graph"
+        advice = f"write `{node.name}`; {also}"
+    if most > 1 or node.name not in scope.work.callable:
+        advice = None
     scope.fail("A302", message, argument.span, help=advice)
 
 

@@ -271,6 +271,15 @@ def test_compile_into_a_pipe() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("options", [[], ["--standalone"]])
+def test_modules_are_verified(options: list[str]) -> None:
+    assert run("compile", "good.attn", *options).exit_code == 0
+    found = value("verify", "good_attn.py", "-n", "9")
+    assert found["ok"]
+    assert found["checks"]
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_module_that_computes_something_else_fails() -> None:
     run("compile", "good.attn")
     path = Path("good_attn.py")

@@ -50,6 +50,7 @@ def converted(model: Any, text: str = WINDOW, positions: Any = "absolute") -> An
     ("make", "text"),
     [
         pytest.param(lambda: llama("sdpa", num_hidden_layers=1), WINDOW, id="llama"),
+        pytest.param(lambda: llama("sdpa"), WINDOW, id="llama of several layers", marks=SLOW),
         pytest.param(lambda: bert("sdpa"), BOTH_WAYS, id="bert", marks=SLOW),
         pytest.param(
             lambda: BY_STEM["GptOss"].build("eager", "ForCausalLM"),
@@ -91,6 +92,20 @@ def test_a_dynamic_length_is_exported(make: Callable[[], Any], text: str, strict
 
 
 @SLOW
+@COMPILED
+def test_generating_with_a_compiled_step_is_generating() -> None:
+    model, ids = converted(llama("sdpa")), tokens(2, 6)
+    settings = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
+    model.config.use_cache = True
+    meant, before = model.generate(ids, **settings), graphs()
+    model.forward = compiled(model.forward)
+    assert torch.equal(model.generate(ids, **settings), meant)
+    # the prompt, and the steps
+    assert graphs() <= before + 2
+
+
+@SLOW
+@COMPILED
 def test_packed_documents_are_refused_by_what_was_traced() -> None:
     traced, call = compiled(converted(llama("sdpa"))), given(8, False)
     traced(**call, position_ids=torch.arange(8)[None])

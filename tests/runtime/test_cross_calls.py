@@ -112,6 +112,15 @@ def test_calls_are_the_dense_formula(body: str, padded: bool) -> None:
         assert_computes(module, tensors(m, n), torch.tensor(np.array(masks)), **given)
 
 
+@pytest.mark.parametrize("backend", ["dense", "torch", "tables", "edges"])
+def test_every_backend_takes_two_sequences(backend: str) -> None:
+    spec = spec_of(f"attend {GRAPHS[1]}")
+    module = spec.compile(backend=backend)
+    for m, n in ((12, 5), (33, 70)):
+        pairs = torch.from_numpy(spec.mask(n, m=m))
+        assert_computes(module, tensors(m, n), pairs, key_padding_mask=padding_of(n))
+
+
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_queries_that_come_later_are_rows_of_a_call_with_all(count: int) -> None:
     spec = spec_of("attend window(radius = 4) | where((q + k) % 7 == 0) | columns(last(2))")
