@@ -203,9 +203,9 @@ def is_members(result: Scan, opener: int) -> bool:
 def too_deep(span: Span) -> Diagnostic:
     return Diagnostic(
         "A191",
-        f"at most {LIMITS.nesting} brackets, prefixes and operators may be nested, found more",
+        f"the expression is nested more than {LIMITS.nesting} levels deep",
         span,
-        help="give parts a name with `let` or `graph`",
+        help="remove brackets that are not needed, or name a part with `let` or `graph`",
     )
 
 

@@ -300,7 +300,7 @@ def _statement(stop: _Stop) -> Diagnostic | None:
         return None
     text = stop.word.text
     if text in ("at", "for") and stop.after == "n":
-        advice: str | None = "a claim has one of `at n = …` and `for n >= …`"
+        advice: str | None = "a claim takes either `at n = …` or `for n >= …`, not both"
     elif text in _FOREIGN_WORDS:
         advice = _FOREIGN_WORDS[text]
     elif text == ",":
@@ -350,7 +350,7 @@ def _operand(stop: _Stop) -> Diagnostic | None:
     if stop.word.text == "not":
         advice = "write `(not …)` with brackets here"
     elif stop.word.text == "]" and stop.before is not None and stop.before.text == "[":
-        advice = "a list has one number at least: `[8, 16]`"
+        advice = "a list has at least one number: `[8, 16]`"
     elif stop.word.text == "|":
         advice = "the absolute value is `abs(…)`; `|` stands between two graphs or token sets"
     return stop.diagnostic("A133", expected_words(stop.accepts), advice)

@@ -139,7 +139,7 @@ class Problem:
         try:
             return [backend.name for backend in self.backends(self.setting.backend)]
         except Refused as refusal:
-            message = f"the backend {self.setting.backend} refuses: {refusal}"
+            message = f"the backend '{self.setting.backend}' refuses: {refusal}"
             raise BackendError(message) from None
 
     def backends(self, name: str) -> list[Backend]:

@@ -69,7 +69,7 @@ PATHS = (
     " and those without a step are left out"
 )
 
-NO_WARNING = "the spec compiles all the same; leave the claim out to have no warning"
+NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
 WHERE_IT_HAS_A_VALUE = "claim it from a length on at which it has a value: `for n >= …`"
 
 

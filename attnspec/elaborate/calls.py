@@ -362,9 +362,11 @@ def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
 def require_free(node: nodes.Name | nodes.Call, scope: Scope) -> None:
     """Refuse another meaning of a word that `score` has one for."""
     if node.name in scope.names:
-        message = f"`{node.name}` is a word of `score`, and cannot be a name as well"
+        message = f"`{node.name}` has a meaning of its own in `score`"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
-        scope.fail("A204", message, span, help="rename the parameter, local name or input")
+        scope.fail(
+            "A204", message, span, help="give the parameter, local name or input another name"
+        )
 
 
 def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:

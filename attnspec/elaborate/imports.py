@@ -61,7 +61,7 @@ class Loader:
             name, span = parameter.name, parameter.name_span
             good = good and name not in RESERVED | places.keys()
             if name in RESERVED:
-                message = f"`{name}` is a word of the language and cannot be a name"
+                message = f"`{name}` is a reserved word and cannot be a name"
                 self.collector.add("A204", message, span)
             elif name in places:
                 self.collector.add_twice(name, span, places[name])
@@ -71,7 +71,7 @@ class Loader:
     def _claim(self, name: str, span: Span, places: dict[str, Span], called: bool = True) -> None:
         # an attention is never called, so it may be named after the pattern that it is about
         if name in RESERVED or (called and name in self.builtin):
-            message = f"`{name}` is a word of the language and cannot be defined again"
+            message = f"`{name}` is a reserved word and cannot be defined again"
             self.collector.add("A202", message, span, help="choose another name")
         if name in places:
             self.collector.add_twice(name, span, places[name])

@@ -119,7 +119,7 @@ class Statements:
     def define(self, name: str, span: Span, scope: Scope, value: Value) -> None:
         """Give a name its meaning; refuses reserved words and names that are taken."""
         if name in RESERVED:
-            message = f"`{name}` is a word of the language and cannot be a name"
+            message = f"`{name}` is a reserved word and cannot be a name"
             scope.fail("A204", message, span)
         if name == QUERIES and scope.work.cross is not None:
             message = f"`{name}` is the number of queries in a spec with `cross`: use another name"
@@ -376,5 +376,5 @@ def _require_form(mechanism: Mechanism, scope: Scope) -> None:
         scope.fail("A704", message, mechanism.span, related=related, help=advice)
     why = declaration.only_causal(dict(mechanism.arguments))
     if causal is None and why:
-        message = f"`{mechanism.name}` works only in a causal spec: {why}"
+        message = f"`{mechanism.name}` needs a causal spec here: {why}"
         scope.fail("A704", message, mechanism.span, help="add the statement `causal`")

@@ -75,7 +75,7 @@ def integer(node: nodes.Expression, scope: Scope, what: str) -> Scalar:
             around = dict.fromkeys((math.floor(value), math.ceil(value)))
             advice = f"write {' or '.join(f'`{number}`' for number in around)}"
         elif SCORE in symbols(value):
-            advice = f"the score `{SCORE}` is a real number, of which none is made an integer"
+            advice = f"the score `{SCORE}` is a real number and cannot be converted to an integer"
         scope.fail("A305", f"{what} must be an integer, got {shown}", node.span, help=advice)
     return value
 

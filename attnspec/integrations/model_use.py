@@ -34,6 +34,13 @@ Before: TypeAlias = "dict[Any, Any]"
 """The configs that modules had."""
 
 
+_WORDS = {
+    "spec": "uses the spec {}",
+    "dense": "uses dense attention: {}",
+    "cannot": "cannot use a spec: {}",
+}
+
+
 @dataclass(frozen=True)
 class LayerUse:
     """What one attention layer uses: `kind` is "spec", "dense" or "cannot", `what` says more."""
@@ -43,7 +50,7 @@ class LayerUse:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.kind}, {self.what}"
+        return f"{self.path}: {_WORDS[self.kind].format(self.what)}"
 
 
 class ModelUse(tuple[LayerUse, ...]):

@@ -346,7 +346,7 @@ def _check_name(name: str) -> None:
     # whoever calls from outside may hand in anything
     value: object = name
     if not isinstance(value, str):
-        raise TypeError(f"a name must be a text, got {type(value).__name__}")
+        raise TypeError(f"a name must be a str, got {type(value).__name__}")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise AttnSpecError(
             f"a name must be a letter, then letters, digits and underscores, got {name!r}"

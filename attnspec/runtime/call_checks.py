@@ -26,7 +26,7 @@ Inputs: TypeAlias = "Mapping[str, Tensor] | None"
 Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
-LATER = "for any number write `heads h`, with `h` a parameter of the attention"
+LATER = "for any number make it a parameter: `attention name(h = 4) { heads h … }`"
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets", "pairs")

@@ -423,8 +423,8 @@ def no_log_sum_exps(program: Program) -> ValueError:
     """Why there are none."""
     what = next(filter(None, map(_without_logarithm, program.attends)), "these weights")
     return ValueError(
-        f"`return_lse` cannot be used with `{what}`: it returns the logarithm of the sum of"
-        f" weights, which may be 0 or negative there; leave `return_lse` out"
+        f"`return_lse` cannot be used with `{what}`: the sum of weights may be 0 or"
+        " negative there, and then has no logarithm; leave `return_lse` out"
     )
 
 

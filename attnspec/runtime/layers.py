@@ -599,7 +599,8 @@ def _core(
         raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
     if program.heads not in (None, heads):
         raise ValueError(
-            f"num_heads must be the {program.heads} heads of `{program.name}`, got {heads}; {LATER}"
+            f"num_heads must be {program.heads}, the heads of `{program.name}`, got {heads};"
+            f" {LATER}"
         )
     layer = check_layer(program, layer)
     require_willing(program, backend)

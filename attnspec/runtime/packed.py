@@ -164,9 +164,9 @@ def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor]:
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
             raise TypeError(
-                f"{name} must be a jagged nested tensor [B, H, j, d] as q, k and v together are:"
-                " torch.nested.nested_tensor(…, layout=torch.jagged) of [j, H, d] with"
-                " .transpose(1, 2)"
+                f"{name} must be a nested tensor [B, H, j, d] of the layout torch.jagged; build q,"
+                " k and v each from tensors [j, H, d]:"
+                " torch.nested.nested_tensor([…], layout=torch.jagged).transpose(1, 2)"
             )
         if x.lengths() is not None:  # type: ignore[attr-defined]
             raise ValueError(f"{name} has gaps between documents: make it contiguous()")

@@ -108,14 +108,14 @@ def attend(
         return _compiled(kind)(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
         raise BackendError(
-            f"the backend flex refuses: FlexAttention was compiled {RECOMPILES} times for other"
+            f"the backend 'flex' refuses: FlexAttention was compiled {RECOMPILES} times for other"
             " types, head sizes and devices in this process, and uncompiled it would compute every"
             " score; torch.compiler.reset() forgets them"
         ) from None
     except TorchDynamoException as error:
         reason = str(error).strip().partition("\n")[0]
         raise BackendError(
-            f"the backend flex refuses: torch does not compile FlexAttention here: {reason:.300}"
+            f"the backend 'flex' refuses: torch does not compile FlexAttention here: {reason:.300}"
         ) from error
 
 
@@ -135,7 +135,7 @@ def _compiled(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def compiled(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         if not torch.compiler.is_compiling():
             raise BackendError(
-                "the backend flex refuses: torch.compile is switched off in this process, and"
+                "the backend 'flex' refuses: torch.compile is switched off in this process, and"
                 " uncompiled FlexAttention would compute every score"
             )
         return run(*arguments)

@@ -160,7 +160,7 @@ class FlexStep:
         self.has_pairs = bool(len(layout.keys))
         if masks.bits.nbytes > LARGEST:
             raise BackendError(
-                f"the backend flex refuses: its masks are {masks.bits.nbytes:,} bytes, and at"
+                f"the backend 'flex' refuses: its masks are {masks.bits.nbytes:,} bytes, and at"
                 f" most {LARGEST:,} are kept"
             )
         self.q = Ordered(layout.q, work.n_k - work.n_q, work.n_q, device)
@@ -199,7 +199,7 @@ class FlexStep:
         masks = self.tiles({name: call.data[name] for name in self.reads}, samples)
         if self.tiles.looks and masks.bits.numel() > INDEXED:
             raise BackendError(
-                f"the backend flex refuses: masks of {len(masks.some)} samples take"
+                f"the backend 'flex' refuses: masks of {len(masks.some)} samples take"
                 f" {4 * masks.bits.numel():,} bytes, and at most {4 * INDEXED:,} are indexed; fewer"
                 " samples, or the backend triton, take less"
             )

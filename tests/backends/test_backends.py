@@ -408,7 +408,7 @@ def test_refusals_are_named() -> None:
     some = [name for name, reason in refused.items() if reason and "`t`" in reason]
     assert some
     for name in some:
-        with pytest.raises(AttnSpecError, match=f"{name} refuses: .*`t`"):
+        with pytest.raises(AttnSpecError, match=f"'{name}' refuses: .*`t`"):
             spec.plan(64, backend=name)
         assert f"refused: {refused[name]}" in str(spec.plan(4096))
     for ask in (spec.plan, spec_of("attend full").plan):

@@ -90,7 +90,7 @@ def test_it_is_planned_like_any_other(site: Path) -> None:
     spec = spec_of(WINDOW)
     assert "fused" in {c.backend.name for c in spec.plan(512).steps[0].candidates}
     assert "one mask of 512 x 512" in str(spec.plan(512, backend="fused"))
-    with pytest.raises(AttnSpecError, match="fused refuses: the graph reads run-time inputs"):
+    with pytest.raises(AttnSpecError, match="'fused' refuses: the graph reads run-time inputs"):
         spec_of("input t: tokens attend global(t)").compile(backend="fused")
     with pytest.raises(ValueError, match=r"one of auto, .*, fused, got 'fuzed'"):
         spec.plan(512, backend="fuzed")

@@ -96,7 +96,7 @@ def steps_of(
     program = stack.program
     longest = longest_of(program)
     if longest is not None and n > longest:
-        raise NotBuilt(f"its mechanism is for at most max_length = {longest:,} positions")
+        raise NotBuilt(f"the mechanism takes at most `max_length = {longest:,}` positions")
     heads = shape.heads_of(program)
     by_step: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in stack.layers:

@@ -36,9 +36,9 @@ class Cluster(DataDependent):
         positional=True,
     )
     count: int | None = argument(
-        "integer", "clusters; isqrt(n) where not given", default=None, least=1
+        "integer", "clusters; the default is isqrt(n)", default=None, least=1
     )
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
     assign: str = argument(
         "choice",
         "how tokens find their cluster",

@@ -27,7 +27,7 @@ class Expander(Drawn):
     """The neighbours of the query on each of the cycles."""
 
     degree: int = argument("integer", "keys of each query", least=2, most=4096, even=True)
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
     per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
     layer: int = context("layer")
     head: int = context("head")

@@ -29,13 +29,13 @@ class Lsh(DataDependent):
         "buckets", "an input of kind `buckets` in place of the hash", default=None, positional=True
     )
     buckets: int | None = argument(
-        "integer", "hash buckets; 2 n / chunk where not given", default=None, least=2, even=True
+        "integer", "hash buckets; the default is 2 * n / chunk", default=None, least=2, even=True
     )
     rounds: int = argument("integer", "independent hashes", default=8, least=1)
     chunk: int = argument(
         "integer", "positions in a chunk of the sorted order", default=64, least=1
     )
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
     scale: str = argument(
         "choice",
         "what q . k is multiplied with: 1 / sqrt(d), or 1",

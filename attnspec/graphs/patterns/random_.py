@@ -25,7 +25,7 @@ class Random(Drawn):
     """Distinct random keys; in a causal spec among the keys up to the query, or all of them."""
 
     keys: int = argument("integer", "keys of each query", least=0)
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
     per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
     layer: int = context("layer")
     head: int = context("head")

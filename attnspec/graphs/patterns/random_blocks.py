@@ -31,7 +31,7 @@ class RandomBlocks(Relation):
 
     size: int = argument("integer", "positions in a block", least=1)
     blocks: int = argument("integer", "key blocks of each query block", least=0)
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
     per_head: bool = argument("boolean", "draw anew for each head and layer", default=True)
     layer: int = context("layer")
     head: int = context("head")

@@ -35,7 +35,7 @@ class Favor(MechanismDeclaration):
     redraw: int = argument(
         "integer", "training steps between new draws, 0 for never", default=0, least=0
     )
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
 
     name: ClassVar = "favor"
     causal: ClassVar = True

@@ -22,7 +22,7 @@ class Rbf(MechanismDeclaration):
 
     sigma: float = argument("real", "width of the kernel", default=1.0, above=0)
     features: int = argument("integer", "random features", default=256, least=1)
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
 
     name: ClassVar = "rbf"
     causal: ClassVar = True

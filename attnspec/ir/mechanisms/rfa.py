@@ -26,7 +26,7 @@ class Rfa(MechanismDeclaration):
 
     features: int = argument("integer", "random features m", default=64, least=1)
     gated: bool = argument("boolean", "forget earlier keys by a learned gate", default=False)
-    seed: int = argument("integer", "where the draws start", default=0, least=0, most=2**62)
+    seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
     floor: float = argument("real", "the least denominator, 0 for none", default=0.0, least=0)
 
     name: ClassVar = "rfa"
@@ -49,7 +49,11 @@ class Rfa(MechanismDeclaration):
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:
-        return "its gate forgets earlier keys" if arguments.get("gated") is True else ""
+        return (
+            "the gate of `gated = true` forgets earlier keys"
+            if arguments.get("gated") is True
+            else ""
+        )
 
     def parts(self) -> tuple[Part, ...]:
         spread = Part("spread", ("d",), "ones")
