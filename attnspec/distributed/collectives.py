@@ -109,9 +109,10 @@ Piece = tuple[int, Any, Tensor | None, tuple[int, ...] | None]
 """A rank, what is sent to it, and the shape of what comes from it by the same name; either may be
 None. The order of the names is alike on both sides."""
 
-Run = Callable[[Parts, Call, bool], Outputs]
-"""Runs a layer on one rank: the output of own positions, and its log-sum-exps if they are asked
-for, of own q, k and v and the call of all positions."""
+Run = Callable[[int, Parts, Call, bool], Outputs]
+"""Runs one of the layers that differ in what they have learned alone, by its number, on one rank:
+the output of own positions, and its log-sum-exps if they are asked for, of own q, k and v and the
+call of all positions."""
 
 
 def travel(

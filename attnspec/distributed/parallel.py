@@ -307,7 +307,7 @@ class ParallelAttention(torch.nn.Module):
                 # who weighs the queries of others needs their rows
                 pairs = {x: gathered(self.mesh, partition, y, 3) for x, y in pairs.items()}
             call = replace(call, tables={**call.tables, **pairs})
-            out, lse = made(parts, call, return_lse)
+            out, lse = made(layer, parts, call, return_lse)
         else:
             extents_of(self.program, n)
             out, lse = nothing(*parts)

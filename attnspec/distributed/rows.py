@@ -203,7 +203,7 @@ def rows_here(
     kernels: list[Any] = [(here, here.work, here.heads) for here in groups]
     ready = engine.together(kernels, plan.tensors.heads, plan.tensors.key_heads, device)
 
-    def run(parts: Parts, call: Call, return_lse: bool) -> Outputs:
+    def run(layer: int, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         kind, grads = parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
         q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
