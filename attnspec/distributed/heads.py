@@ -32,10 +32,8 @@ def heads_here(
 
     def heads_of(name: str, rank: int = mesh.rank) -> range:
         """The heads of q, k or v that a rank computes."""
-        keys = (
-            dealt(0, 1, tensors.key_heads) if every else dealt(rank, mesh.ranks, tensors.key_heads)
-        )
-        ratio = tensors.ratio if name == "q" else 1
+        share, ratio = (0, 1) if every else (rank, mesh.ranks), tensors.ratio if name == "q" else 1
+        keys = dealt(*share, tensors.key_heads)
         return range(keys.start * ratio, keys.stop * ratio)
 
     def part(name: str, x: Tensor, rank: int = mesh.rank) -> Tensor:
@@ -70,22 +68,12 @@ def heads_here(
         q, k, v = (torch.cat([x[name] for x in came], 2).index_select(2, order) for name in "qkv")
         mine = _of_heads(call, tensors.heads, part)
         compute = partial(engine.run, replace(ready, layer=layer), (q, k, v), mine, return_lse)
-        both = (_agreed(mesh, device, compute) if decides else compute())[: 1 + return_lse]
-        out, *lse = (tied(returned(cast(Tensor, x), flat), flat) for x in both)
+        # of heads that decide one rank may refuse what others compute
+        both = mesh.agreed(lambda: (compute(), []), 0, device)[0] if decides else compute()
+        out, *lse = (tied(returned(cast(Tensor, x), flat), flat) for x in both[: 1 + return_lse])
         return out, lse[0] if lse else None
 
     return run
-
-
-def _agreed(mesh: Mesh, device: torch.device, compute: Callable[[], Outputs]) -> Outputs:
-    """What this rank computes; raises on every rank where one cannot decide."""
-    outputs, wrong = None, None
-    try:
-        outputs = compute()
-    except ValueError as error:
-        wrong = error
-    mesh.agreed([], wrong, device)
-    return cast(Outputs, outputs)
 
 
 def _of_heads(call: Call, heads: int, part: Callable[[str, Tensor], Tensor]) -> Call:
