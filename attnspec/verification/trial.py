@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain, product
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -107,30 +108,20 @@ class Meaning:
     place: int
     shared: bool
 
+    @property
+    def formula(self) -> bool:
+        """Whether heads have a mechanism."""
+        return self.work.mechanism is not None
+
     @cached_property
-    def held(self) -> np.ndarray | None:
-        """The keys that the examined queries read, bool [r, n]; None for a mechanism."""
-        if self.work.mechanism is not None:
-            return None
-        asked = self.work.relation, self.trial.rows, self.trial.n
-        key = asked[0], asked[1].tobytes(), asked[2]
-        held: np.ndarray = self.trial.known.get(key, lambda: held_rows(*asked))
-        return held
+    def held(self) -> np.ndarray:
+        """The keys that the examined queries read in a graph, bool [r, n]."""
+        return held_rows(self.work.relation, self.trial.rows, self.trial.n)
 
     @property
     def weighs(self) -> bool:
         """Whether pairs have weights."""
-        return self.held is not None or has_weights(self.work)
-
-    def chunks(self) -> Iterator[tuple[list[int], slice]]:
-        """Heads and places of examined queries that are computed in one go."""
-        many, step, count = 1, max(1, len(self.trial.rows)), len(self.trial.rows)
-        if self.held is not None:
-            many = max(1, LIMITS.pairs_at_once // max(1, self.held.size))
-            step = max(1, LIMITS.pairs_at_once // max(1, self.held.shape[1]))
-        for first in range(0, len(self.heads), many):
-            for low in range(0, count, step):
-                yield list(self.heads[first : first + many]), slice(low, low + step)
+        return not self.formula or has_weights(self.work)
 
     def learned_by(self, heads: Sequence[int], learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What some heads have learned, [h or 1, …], by what the formula calls it."""
@@ -140,28 +131,41 @@ class Meaning:
             parameters[called] = rows[list(heads)] if len(rows) > 1 else rows
         return parameters
 
-    def weights(
-        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool = False
-    ) -> Tensor:
-        """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
-        some, places = list(heads), self.trial.at[at]
-        if self.held is None:
-            return weights_of(self.work, *self._alone(some[0], numbers), steady=steady)[
-                None, places
-            ]
+    def chunks(
+        self, numbers: Numbers, steady: bool = False
+    ) -> Iterator[tuple[tuple[int, slice], Tensor]]:
+        """The outputs [rows, d] of a head and some examined queries, with their places; to
+        gradients `steady` weights are divided by constants."""
+        rows = len(self.trial.rows)
+        step = rows if self.formula else LIMITS.pairs_at_once // max(1, self.trial.n)
+        for head, low in product(self.heads, range(0, rows, max(1, step))):
+            at, v = slice(low, low + max(1, step)), numbers.heads[3][head]
+            if self.weighs:
+                weights = self.weights(head, at, numbers, steady)
+                yield (head, at), weights @ v[: weights.shape[1]]
+            else:
+                _, q, k, tables = self._alone(head, numbers)
+                out = defined(self.work, head, q, k, v[: len(k)], tables)
+                yield (head, at), out[self.trial.at[at]]
+
+    def weights(self, head: int, at: slice, numbers: Numbers, steady: bool = False) -> Tensor:
+        """The weights [rows, n] of some examined queries."""
+        places = self.trial.at[at]
+        if self.formula:
+            return weights_of(self.work, *self._alone(head, numbers), steady=steady)[places]
         _, q, k, _ = numbers.heads
-        scores = (q[some][:, places] * scale_of(self.work, q.shape[2])) @ k[some].mT
-        change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
-        symbols, tables = self._symbols(some, places), self.learned_by(some, numbers.learned)
+        scores = (q[head, places] * scale_of(self.work, q.shape[2])) @ k[head].mT
+        change = ScoreFunction(self.work.changes, [head], self.work.length, torch.device("cpu"))
+        symbols, tables = self._symbols(head, places), self.learned_by([head], numbers.learned)
         pairs = torch.from_numpy(self.held[at])
-        scores = change(scores[None, :, None, None], symbols, tables, pairs=pairs)[0, :, 0, 0]
+        scores = change(scores[(None,) * 4], symbols, tables, pairs=pairs)[0, 0, 0, 0]
         row_shares = shares(scores, pairs, self.work.normalize)
         if steady and row_shares.total is not None:
             row_shares = replace(row_shares, total=row_shares.total.detach())
         return row_shares.weights
 
-    def _symbols(self, heads: list[int], places: Tensor) -> dict[str, Tensor]:
-        """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
+    def _symbols(self, head: int, places: Tensor) -> dict[str, Tensor]:
+        """What expressions of scores read, broadcastable to [rows, n]."""
         trial, rows = self.trial, places + self.trial.first
         found = {"q": rows[:, None], "k": torch.arange(trial.n)}
         for entry in trial.program.inputs:
@@ -172,33 +176,25 @@ class Meaning:
                 x = pad(x, (0, trial.n - len(x)))
                 found |= {f"{entry.name}(q)": x[rows][:, None], f"{entry.name}(k)": x}
             elif entry.kind == "pairs":
-                x = pad(x[:, places], (0, trial.n - x.shape[2]))
-                found[f"{entry.name}{PAIR}"] = (x[heads] if len(x) > 1 else x)[None, :, None, None]
+                x = x[head if len(x) > 1 else 0, places]
+                found[f"{entry.name}{PAIR}"] = pad(x, (0, trial.n - x.shape[1]))
         return found
-
-    def outputs(self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool) -> Tensor:
-        """The outputs [h, rows, d]."""
-        v = numbers.heads[3]
-        if self.weighs:
-            weights = self.weights(heads, at, numbers, steady)
-            return weights @ v[list(heads), : weights.shape[2]]
-        head, q, k, tables = self._alone(heads[0], numbers)
-        return defined(self.work, head, q, k, v[head, : len(k)], tables)[None, self.trial.at[at]]
 
     def _alone(self, head: int, numbers: Numbers) -> tuple[int, Tensor, Tensor, dict[str, Tensor]]:
         """A head, with its queries, keys, and what it has learned and its scores read."""
         _, q, k, _ = numbers.heads
         tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
         if self.work.changes.inputs:
-            tables |= self._symbols([head], torch.arange(len(q[head])))
+            tables |= self._symbols(head, torch.arange(len(q[head])))
         return head, q[head], k[head, : self.trial.keys], tables
 
-    def cancelled(self, head: int, numbers: Numbers) -> float:
-        """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
-        if self.held is not None or not self.weighs:
-            return 1.0
-        parts = self._alone(head, numbers)
-        return max(1.0, cancelled(self.work, *parts))
+    def largest(self, head: int, numbers: Numbers, size: float) -> float:
+        """The largest number that stands in what a head computes, of which the outputs and
+        gradients have the size: weights of a mechanism, some negative, may cancel."""
+        if not self.formula:
+            return size
+        most = max(1.0, cancelled(self.work, *self._alone(head, numbers))) if self.weighs else 1.0
+        return most * max(size, most)
 
 
 def results(
@@ -208,22 +204,19 @@ def results(
     would without the part of the gradients that goes through the sums of weights: the two parts may
     cancel, and leave the roundings of numbers of that size."""
 
-    def chunks(followed: Numbers, steady: bool) -> Iterator[tuple[Any, Tensor]]:
-        for meaning in meanings:
-            for at in meaning.chunks():
-                yield at, meaning.outputs(*at, followed, steady)
+    def chunks(followed: Numbers, steady: bool = False) -> Iterator[tuple[Any, Tensor]]:
+        return chain.from_iterable(each.chunks(followed, steady) for each in meanings)
 
-    plain = swept(lambda followed: chunks(followed, False), numbers)
+    plain = swept(chunks, numbers)
     if not sized:
         return plain, ()
-    steady = swept(lambda followed: chunks(followed, True), numbers)
+    steady = swept(partial(chunks, steady=True), numbers)
     sizes = [x.abs().flatten(1).amax(1) for x in (*plain.heads, *steady.heads[1:]) if x[0].numel()]
     largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(plain.heads[0])
     with torch.no_grad():
         for meaning in meanings:
             for head in meaning.heads:
-                most = meaning.cancelled(head, numbers)
-                largest[head] = most * max(largest[head], most * (meaning.held is None))
+                largest[head] = meaning.largest(head, numbers, largest[head])
     return plain, tuple(largest)
 
 
@@ -260,25 +253,24 @@ def numbers_fault(
     float64, the largest of each head `sizes`, and `rough` those in the type of the module, None for
     float64."""
     three = found, exact, rough or exact
-    for head in meaning.heads:
-        for name, *parts in zip(NAMES, *(x.heads for x in three), strict=True):
-            mine, right, base = (x[head] for x in parts)
-            fault = row_fault(name, mine, right, base, sizes[head], rough is None)
-            if fault is not None:
-                return head, fault[0] if name == "output" else None, fault[1]
-    if rough is None:
-        return None
+    rows: list[Any] = [
+        (name, head, [x.heads[at][head] for x in three], sizes[head])
+        for head in meaning.heads
+        for at, name in enumerate(NAMES)
+    ]
     largest = max(sizes[head] for head in meaning.heads)
     pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
-    learned = [meaning.learned_by(meaning.heads, x.learned) for x in three]
-    for called, name in meaning.learned:
-        for mine, right, base in zip(*(x[called] for x in learned), strict=True):
+    learned = [meaning.learned_by(meaning.heads, x.learned) for x in three if rough]
+    for called, name in meaning.learned if rough else ():
+        for tables in zip(*(x[called] for x in learned), strict=True):
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
-            size = max(largest, right.abs().max().item())
-            size *= math.sqrt(max(1.0, pairs / right.numel()))
-            fault = row_fault(f"gradient of {name}", mine, right, base, size, False)
-            if fault is not None:
-                return meaning.heads[0], None, fault[1]
+            size = max(largest, tables[1].abs().max().item())
+            size *= math.sqrt(max(1.0, pairs / tables[1].numel()))
+            rows.append((f"gradient of {name}", meaning.heads[0], [*tables], size))
+    for name, head, numbers, size in rows:
+        fault = row_fault(name, *numbers, largest=size, is_exact=rough is None)
+        if fault is not None:
+            return head, fault[0] if name == "output" else None, fault[1]
     return None
 
 
@@ -412,7 +404,7 @@ class Trial:
                 text = None if fault is None else fault[2]
                 if fault is not None and fault[1] is not None and not single:
                     text = self._pair_fault(each, fault[0], fault[1], drawn) or text
-                what = _COMPARED[each.held is None, kind] + SHARED * each.shared
+                what = _COMPARED[each.formula, kind] + SHARED * each.shared
                 yield self.check(each.heads, each.backend, what, len(self.rows), text)
 
     def decided_checks(self) -> Iterator[Check]:
@@ -489,12 +481,13 @@ class Trial:
         """What is compared of numbers."""
         meanings = []
         for part in self.parts:
-            formula, dense = part.work.mechanism is not None, part.backend == "dense"
-            if formula and self.n > LIMITS.every_pair:
+            if part.formula and self.n > LIMITS.every_pair:
                 self.skipped.append(
                     f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
-            elif self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
+            elif self.depth != "pairs" or (
+                part.work.hybrid if part.formula else part.backend != "dense"
+            ):
                 # the definition evaluates every pair, and a formula has none
                 meanings.append(part)
         return meanings
@@ -550,10 +543,10 @@ class Trial:
         column = Numbers((one, q, k, torch.zeros_like(v[..., :1])), {})
         found = self.results(self.module, column, self.at).heads[3][head, :, 0]
         meant = torch.zeros_like(found)
-        some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
+        some = meaning.weights(head, slice(place, place + 1), numbers)[0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
-        mask = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])
+        mask = meant.ne(0) if meaning.formula else torch.from_numpy(meaning.held[place])
         other = ~((found - meant).abs() <= ROUNDINGS * EXACT * meant.abs().max().clamp(min=1.0))
         # a pair too many or too few changes the weights of all others in its row
         for wrong, verb in (
