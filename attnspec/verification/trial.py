@@ -133,39 +133,42 @@ class Meaning:
 
     def chunks(
         self, numbers: Numbers, steady: bool = False
-    ) -> Iterator[tuple[tuple[int, slice], Tensor]]:
-        """The outputs [rows, d] of a head and some examined queries, with their places; to
+    ) -> Iterator[tuple[tuple[list[int], slice], Tensor]]:
+        """The outputs [h, rows, d] of some heads and examined queries, with their places; to
         gradients `steady` weights are divided by constants."""
-        rows = len(self.trial.rows)
-        step = rows if self.formula else LIMITS.pairs_at_once // max(1, self.trial.n)
-        for head, low in product(self.heads, range(0, rows, max(1, step))):
-            at, v = slice(low, low + max(1, step)), numbers.heads[3][head]
+        rows, n = len(self.trial.rows), self.trial.n
+        step = max(1, rows if self.formula else LIMITS.pairs_at_once // n)
+        many = 1 if self.formula else max(1, LIMITS.pairs_at_once // (rows * n))
+        for first, low in product(range(0, len(self.heads), many), range(0, rows, step)):
+            some, at = list(self.heads[first : first + many]), slice(low, low + step)
+            v = numbers.heads[3][some]
             if self.weighs:
-                weights = self.weights(head, at, numbers, steady)
-                yield (head, at), weights @ v[: weights.shape[1]]
+                weights = self.weights(some, at, numbers, steady)
+                yield (some, at), weights @ v[:, : weights.shape[2]]
             else:
-                _, q, k, tables = self._alone(head, numbers)
-                out = defined(self.work, head, q, k, v[: len(k)], tables)
-                yield (head, at), out[self.trial.at[at]]
+                head, q, k, tables = self._alone(some[0], numbers)
+                out = defined(self.work, head, q, k, v[0, : len(k)], tables)
+                yield (some, at), out[None, self.trial.at[at]]
 
-    def weights(self, head: int, at: slice, numbers: Numbers, steady: bool = False) -> Tensor:
-        """The weights [rows, n] of some examined queries."""
+    def weights(self, some: list[int], at: slice, numbers: Numbers, steady: bool = False) -> Tensor:
+        """The weights [h, rows, n] of some heads, one of a mechanism, and examined queries."""
         places = self.trial.at[at]
         if self.formula:
-            return weights_of(self.work, *self._alone(head, numbers), steady=steady)[places]
+            alone = self._alone(some[0], numbers)
+            return weights_of(self.work, *alone, steady=steady)[None, places]
         _, q, k, _ = numbers.heads
-        scores = (q[head, places] * scale_of(self.work, q.shape[2])) @ k[head].mT
-        change = ScoreFunction(self.work.changes, [head], self.work.length, torch.device("cpu"))
-        symbols, tables = self._symbols(head, places), self.learned_by([head], numbers.learned)
+        scores = (q[some][:, places] * scale_of(self.work, q.shape[2])) @ k[some].mT
+        change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
+        symbols, tables = self._symbols(some, places), self.learned_by(some, numbers.learned)
         pairs = torch.from_numpy(self.held[at])
-        scores = change(scores[(None,) * 4], symbols, tables, pairs=pairs)[0, 0, 0, 0]
+        scores = change(scores[None, :, None, None], symbols, tables, pairs=pairs)[0, :, 0, 0]
         row_shares = shares(scores, pairs, self.work.normalize)
         if steady and row_shares.total is not None:
             row_shares = replace(row_shares, total=row_shares.total.detach())
         return row_shares.weights
 
-    def _symbols(self, head: int, places: Tensor) -> dict[str, Tensor]:
-        """What expressions of scores read, broadcastable to [rows, n]."""
+    def _symbols(self, some: list[int], places: Tensor) -> dict[str, Tensor]:
+        """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
         trial, rows = self.trial, places + self.trial.first
         found = {"q": rows[:, None], "k": torch.arange(trial.n)}
         for entry in trial.program.inputs:
@@ -176,8 +179,8 @@ class Meaning:
                 x = pad(x, (0, trial.n - len(x)))
                 found |= {f"{entry.name}(q)": x[rows][:, None], f"{entry.name}(k)": x}
             elif entry.kind == "pairs":
-                x = x[head if len(x) > 1 else 0, places]
-                found[f"{entry.name}{PAIR}"] = pad(x, (0, trial.n - x.shape[1]))
+                x = pad(x[:, places], (0, trial.n - x.shape[2]))
+                found[f"{entry.name}{PAIR}"] = (x[some] if len(x) > 1 else x)[None, :, None, None]
         return found
 
     def _alone(self, head: int, numbers: Numbers) -> tuple[int, Tensor, Tensor, dict[str, Tensor]]:
@@ -185,7 +188,7 @@ class Meaning:
         _, q, k, _ = numbers.heads
         tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
         if self.work.changes.inputs:
-            tables |= self._symbols(head, torch.arange(len(q[head])))
+            tables |= self._symbols([head], torch.arange(len(q[head])))
         return head, q[head], k[head, : self.trial.keys], tables
 
     def largest(self, head: int, numbers: Numbers, size: float) -> float:
@@ -267,8 +270,8 @@ def numbers_fault(
             size = max(largest, tables[1].abs().max().item())
             size *= math.sqrt(max(1.0, pairs / tables[1].numel()))
             rows.append((f"gradient of {name}", meaning.heads[0], [*tables], size))
-    for name, head, numbers, size in rows:
-        fault = row_fault(name, *numbers, largest=size, is_exact=rough is None)
+    for name, head, (mine, right, base), size in rows:
+        fault = row_fault(name, mine, right, base, size, rough is None)
         if fault is not None:
             return head, fault[0] if name == "output" else None, fault[1]
     return None
@@ -543,7 +546,7 @@ class Trial:
         column = Numbers((one, q, k, torch.zeros_like(v[..., :1])), {})
         found = self.results(self.module, column, self.at).heads[3][head, :, 0]
         meant = torch.zeros_like(found)
-        some = meaning.weights(head, slice(place, place + 1), numbers)[0].detach()
+        some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
         mask = meant.ne(0) if meaning.formula else torch.from_numpy(meaning.held[place])

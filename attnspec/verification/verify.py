@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import cast
 
 import torch
@@ -119,7 +120,7 @@ def learned(module: CompiledAttention) -> Iterator[None]:
     """
     parts = learned_parts(module.program)
     scaled = {name for (_, part), name in parts.items() if part.start == "scaled"}
-    before = [parameter.detach().clone() for parameter in module.parameters()]
+    before = deepcopy(module.state_dict())
     training = module.training
     # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
     torch.default_generator.manual_seed(0)
@@ -131,7 +132,5 @@ def learned(module: CompiledAttention) -> Iterator[None]:
                 parameter.normal_(std=1 / math.sqrt(max(1, width)))
         yield
     finally:
-        with torch.no_grad():
-            for parameter, value in zip(module.parameters(), before, strict=True):
-                parameter.copy_(value)
+        module.load_state_dict(before)
         module.train(training)
