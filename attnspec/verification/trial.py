@@ -127,7 +127,7 @@ class Meaning:
         """What some heads have learned, [h or 1, …], by what the formula calls it."""
         parameters = {}
         for called, name in self.learned:
-            rows = learned[name][self.trial.layers[0] if len(learned[name]) > 1 else 0]
+            rows = learned[name][self.trial.layers[-1] if len(learned[name]) > 1 else 0]
             parameters[called] = rows[list(heads)] if len(rows) > 1 else rows
         return parameters
 
@@ -279,7 +279,7 @@ def numbers_fault(
 
 @dataclass(eq=False)
 class Trial:
-    """Calls of a layer of a module, which stands for others that compute the same, for a batch of
+    """Calls of the last of some layers of a module that compute the same, for a batch of
     one, with the last `n_q` of `n` positions; between two sequences the first `keys` of these are
     keys. `forced` says that tables run whatever they cost."""
 
@@ -340,7 +340,7 @@ class Trial:
         given = engine.laid_out((q, k, k), Call(data=data, tables=tables))[1].data
         kernels = {
             head: (group.kernel, place)
-            for group in engine.prepare(self.layers[0], q, k).groups
+            for group in engine.prepare(self.layers[-1], q, k).groups
             for place, head in enumerate(group.heads)
         }
         parts = []
@@ -425,7 +425,7 @@ class Trial:
         units = torch.eye(self.keys, dtype=q.dtype).expand(self.heads, -1, -1)
         read = self.called(self.module, q, k, units).detach() != 0
         parts = q[None], k[None, :, : self.keys]
-        pairs = definition.pairs(*parts, layer=self.layers[0], inputs=self.data)[0]
+        pairs = definition.pairs(*parts, layer=self.layers[-1], inputs=self.data)[0]
         what, fault = "keys are read that were decided, and no others", None
         for work, heads in self.works:
             for head in heads:
@@ -515,7 +515,7 @@ class Trial:
         """Outputs and gradients by the definition, and in float64 how large numbers are."""
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.layers[0] if numbers.learned else None,
+            self.layers[-1] if numbers.learned else None,
             self.rows.tobytes(),
             *(x.numpy().tobytes() for x in (*numbers.heads, *numbers.learned.values())),
         )
@@ -529,7 +529,7 @@ class Trial:
         """The outputs [H, n_q, d] of a module."""
         keys = slice(self.keys)
         parts = q[None], k[None, :, keys], v[None, :, keys]
-        out: Tensor = module(*parts, layer=self.layers[0], inputs=self.data)
+        out: Tensor = module(*parts, layer=self.layers[-1], inputs=self.data)
         return out[0]
 
     def results(self, module: CompiledAttention, numbers: Numbers, at: Tensor | slice) -> Numbers:
