@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from attnspec.distributed.partitions import Partition
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Outputs
+
+T = TypeVar("T")
 
 
 class LostRank(RuntimeError):
@@ -74,17 +76,22 @@ class Mesh:
         return values
 
     def agreed(
-        self, numbers: Sequence[int], wrong: Exception | None, device: torch.device
-    ) -> list[list[int]]:
-        """The numbers of every rank, of one that has a reason to refuse the call as many others;
-        raises on every rank if one has: its reason there, ValueError elsewhere."""
-        every = self.everyones([wrong is None, *numbers], device)
+        self, compute: Callable[[], tuple[T, Sequence[int]]], count: int, device: torch.device
+    ) -> tuple[T, list[list[int]]]:
+        """What this rank computes, and the `count` numbers that each rank has beside it; raises on
+        every rank if one cannot compute it: its reason there, ValueError elsewhere."""
+        mine, wrong = cast("tuple[T, Sequence[int]]", (None, [0] * count)), None
+        try:
+            mine = compute()
+        except (TypeError, ValueError) as error:
+            wrong = error
+        every = self.everyones([wrong is None, *mine[1]], device)
         if wrong is not None:
             raise wrong
         bad = [rank for rank, answer in enumerate(every) if not answer[0]]
         if bad:
             raise ValueError(f"rank {bad[0]} refused its part of this call: its own error says why")
-        return [answer[1:] for answer in every]
+        return mine[0], [answer[1:] for answer in every]
 
 
 class _Travel(torch.autograd.Function):
@@ -109,9 +116,10 @@ Piece = tuple[int, Any, Tensor | None, tuple[int, ...] | None]
 """A rank, what is sent to it, and the shape of what comes from it by the same name; either may be
 None. The order of the names is alike on both sides."""
 
-Run = Callable[[Parts, Call, bool], Outputs]
-"""Runs a layer on one rank: the output of own positions, and its log-sum-exps if they are asked
-for, of own q, k and v and the call of all positions."""
+Run = Callable[[int, Parts, Call, bool], Outputs]
+"""Runs one of the layers that differ in what they have learned alone, by its number, on one rank:
+the output of own positions, and its log-sum-exps if they are asked for, of own q, k and v and the
+call of all positions."""
 
 
 def travel(

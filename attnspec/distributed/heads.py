@@ -32,10 +32,8 @@ def heads_here(
 
     def heads_of(name: str, rank: int = mesh.rank) -> range:
         """The heads of q, k or v that a rank computes."""
-        keys = (
-            dealt(0, 1, tensors.key_heads) if every else dealt(rank, mesh.ranks, tensors.key_heads)
-        )
-        ratio = tensors.ratio if name == "q" else 1
+        share, ratio = (0, 1) if every else (rank, mesh.ranks), tensors.ratio if name == "q" else 1
+        keys = dealt(*share, tensors.key_heads)
         return range(keys.start * ratio, keys.stop * ratio)
 
     def part(name: str, x: Tensor, rank: int = mesh.rank) -> Tensor:
@@ -44,7 +42,7 @@ def heads_here(
         return x.narrow(1, heads.start, len(heads))
 
     works, local = engine.binder.works(layer, tensors.heads, plan.n, plan.n), heads_of("q")
-    ready = _prepared(engine, layer, works, local, len(heads_of("k")), device)
+    ready = _prepared(engine, works, local, len(heads_of("k")), device)
     decides = any(work.decided for work, _ in works)
 
     def returned(x: Tensor, came: Tensor) -> Tensor:
@@ -59,7 +57,7 @@ def heads_here(
         _, arrived = travel(mesh, pieces, x.dtype, [came])
         return torch.cat([each["x"] for each in arrived()], 1)
 
-    def run(parts: Parts, call: Call, return_lse: bool) -> Outputs:
+    def run(layer: int, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         pieces: list[Piece] = [
             (r, name, part(name, x, r), (len(x), len(heads_of(name)), n, x.shape[3]))
             for r, n in enumerate(lengths)
@@ -69,23 +67,13 @@ def heads_here(
         came = arrived()
         q, k, v = (torch.cat([x[name] for x in came], 2).index_select(2, order) for name in "qkv")
         mine = _of_heads(call, tensors.heads, part)
-        compute = partial(engine.run, ready, (q, k, v), mine, return_lse)
-        both = (_agreed(mesh, device, compute) if decides else compute())[: 1 + return_lse]
-        out, *lse = (tied(returned(cast(Tensor, x), flat), flat) for x in both)
+        compute = partial(engine.run, replace(ready, layer=layer), (q, k, v), mine, return_lse)
+        # of heads that decide one rank may refuse what others compute
+        both = mesh.agreed(lambda: (compute(), []), 0, device)[0] if decides else compute()
+        out, *lse = (tied(returned(cast(Tensor, x), flat), flat) for x in both[: 1 + return_lse])
         return out, lse[0] if lse else None
 
     return run
-
-
-def _agreed(mesh: Mesh, device: torch.device, compute: Callable[[], Outputs]) -> Outputs:
-    """What this rank computes; raises on every rank where one cannot decide."""
-    outputs, wrong = None, None
-    try:
-        outputs = compute()
-    except ValueError as error:
-        wrong = error
-    mesh.agreed([], wrong, device)
-    return cast(Outputs, outputs)
 
 
 def _of_heads(call: Call, heads: int, part: Callable[[str, Tensor], Tensor]) -> Call:
@@ -101,13 +89,13 @@ def _of_heads(call: Call, heads: int, part: Callable[[str, Tensor], Tensor]) -> 
 
 
 def _prepared(
-    engine: Engine, layer: int, works: Works, local: range, keys: int, device: torch.device
+    engine: Engine, works: Works, local: range, keys: int, device: torch.device
 ) -> Prepared:
     """The kernels of the local heads; what draws goes by the numbers of heads."""
     some = [(work, tuple(head for head in of if head in local)) for work, of in works]
     works = [each for each in some if each[1]]
     if not works:
-        return Prepared(layer=layer)
+        return Prepared()
     kernels = list[Built]()
     for work, heads in works:
         work = replace(work, copies=len(heads), device=device.type)
@@ -117,4 +105,4 @@ def _prepared(
     pairs = zip(ready.groups, works, strict=True)
     groups = tuple(replace(group, heads=heads) for group, (_, heads) in pairs)
     decisions = tuple(replace(x, first=local.start) for x in decisions_of(works))
-    return replace(ready, groups=groups, decisions=decisions, layer=layer)
+    return replace(ready, groups=groups, decisions=decisions)

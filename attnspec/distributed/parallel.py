@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
-from typing import Any, Never, cast
+from typing import Any, Never
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,6 @@ from attnspec.runtime.call_checks import (
     without_padding,
 )
 from attnspec.runtime.engine import (
-    NOTHING,
     Outputs,
     no_log_sum_exps,
     nothing,
@@ -179,9 +179,10 @@ class ParallelAttention(torch.nn.Module):
 
     # --- a call ----------------------------------------------------------------------------------
 
+    @in_type_of_autocast
     def forward(
         self,
-        q: Tensor,
+        q: Any,
         k: Tensor,
         v: Tensor,
         *,
@@ -204,29 +205,16 @@ class ParallelAttention(torch.nn.Module):
         """
         if unknown:
             refuse_unknown(self.program, unknown, ParallelAttention.forward)
-        like = q if isinstance(q, DTensor) else None
+        mesh, module, like = self.mesh, self.module, q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
+        mesh.received = 0
+        device = q.device if isinstance(q, Tensor) else torch.device("cpu")
         # inputs of pairs stay among the others until all ranks agree on them
         besides = key_padding_mask, inputs, dropout_p, False
-        out, lse, n = self._called(q, k, v, layer, besides, return_lse)
-        outputs = (out, lse) if return_lse else out
-        return outputs if like is None else _as_dtensors(outputs, like, n)
-
-    @in_type_of_autocast
-    def _called(
-        self, q: Any, k: Tensor, v: Tensor, layer: int, besides: Any, return_lse: bool
-    ) -> tuple[Tensor, Tensor | None, int]:
-        """The outputs, and the whole length; raises on every rank where calls differ."""
-        self.mesh.received = 0
-        device = q.device if isinstance(q, Tensor) else torch.device("cpu")
-        wrong: Exception | None = None
-        mine, call = [0] * (2 + len(self._alike)), NOTHING
-        try:
-            layer, call, mine = self._said((q, k, v), layer, besides, return_lse)
-        except (TypeError, ValueError) as error:
-            wrong = error
-        lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
+        said = partial(self._said, (q, k, v), layer, besides, return_lse)
+        (layer, call), every = mesh.agreed(said, 2 + len(self._alike), device)
+        lengths, states, *alike = zip(*every, strict=True)
         for what, values in zip(self._alike, alike, strict=True):
             if len(set(values)) > 1:
                 raise ValueError(f"{what} must be the same on every rank, got {list(values)}")
@@ -235,18 +223,21 @@ class ParallelAttention(torch.nn.Module):
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        partition, module = self._of_lengths(lengths), self.module
-        out, lse = self._run((q, k, v), partition, layer, self._whole(call, partition), return_lse)
+        partition = self._of_lengths(lengths)
+        outputs = self._run((q, k, v), partition, layer, self._whole(call, partition), return_lse)
         if module.training and module.draws is not None:
             module.draws.count(layer)
-        if return_lse and lse is None:
+        if return_lse and outputs[1] is None:
             raise no_log_sum_exps(module.program)
-        return out, lse, partition.n
+        asked: Any = outputs[: 1 + return_lse]
+        if like is not None:
+            asked = tuple(_as_dtensor(x, like, partition.n) for x in asked)
+        return asked if return_lse else asked[0]
 
     def _said(
         self, parts: Parts, layer: int, besides: Any, return_lse: bool
-    ) -> tuple[int, Call, list[int]]:
-        """The layer, the call of own positions, and what ranks compare: the length, what random
+    ) -> tuple[tuple[int, Call], list[int]]:
+        """The layer with the call of own positions, and what ranks compare: the length, what random
         numbers come from, 0 where none are drawn, and what must be alike."""
         (q, k, v), module = parts, self.module
         layer, _ = module.checked(q, k, v, layer)
@@ -268,7 +259,7 @@ class ParallelAttention(torch.nn.Module):
         state = _random_state(q.device) if chance else 0
         alike = [*shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
         alike += [x for each in pairs for x in (FLOATS.index(each.dtype), *each.shape[1::2])]
-        return layer, call, [q.shape[2], state, *alike]
+        return (layer, call), [q.shape[2], state, *alike]
 
     def _whole(self, call: Call, partition: Partition) -> Call:
         """The call with the padding and the inputs of the whole sequence, but with a number of each
@@ -307,7 +298,7 @@ class ParallelAttention(torch.nn.Module):
                 # who weighs the queries of others needs their rows
                 pairs = {x: gathered(self.mesh, partition, y, 3) for x, y in pairs.items()}
             call = replace(call, tables={**call.tables, **pairs})
-            out, lse = made(parts, call, return_lse)
+            out, lse = made(layer, parts, call, return_lse)
         else:
             extents_of(self.program, n)
             out, lse = nothing(*parts)
@@ -318,19 +309,16 @@ class ParallelAttention(torch.nn.Module):
 
     def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Run:
         """What runs a layer here; raises on every rank where one cannot, or plans differ."""
-        made, wrong = None, None
-        try:
-            here = _RUNS[found.layers[0].how]
-            # what outlives a call is not built in its modes
-            made = apart(lambda: here(self.module.engine, layer, found, self.mesh, device))
-        except ValueError as error:
-            wrong = error
-        if len({each[0] for each in self.mesh.agreed([found.digest], wrong, device)}) > 1:
+        here, engine = _RUNS[found.layers[0].how], self.module.engine
+        # what outlives a call is not built in its modes
+        made = partial(apart, lambda: here(engine, layer, found, self.mesh, device))
+        run, digests = self.mesh.agreed(lambda: (made(), [found.digest]), 1, device)
+        if any(each != digests[0] for each in digests):
             raise ValueError(
                 "ranks made different plans of the same spec: are they of one version, with the"
                 " same partition?"
             )
-        return cast(Run, made)
+        return run
 
 
 parallelize = ParallelAttention
@@ -369,10 +357,8 @@ def _local(x: Any, mesh: Any) -> Tensor:
     return x.to_local()
 
 
-def _as_dtensors(found: Any, like: Any, n: int) -> Any:
-    """Outputs as DTensors where the call's tensors were."""
-    if isinstance(found, tuple):
-        return tuple(_as_dtensors(each, like, n) for each in found)
+def _as_dtensor(found: Tensor, like: Any, n: int) -> Any:
+    """An output as a DTensor like one of the call's."""
     shape = torch.Size((*found.shape[:2], n, *found.shape[3:]))
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(

@@ -196,15 +196,13 @@ def _dealt(
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
     """The runs of each rank: the heaviest first, each to the rank with least work that has room;
     where none has, to the one that holds least."""
-    total = np.concatenate([np.zeros(1), np.cumsum(work, dtype=np.float64)])
-    weights = [float(total[b] - total[a]) for a, b in ends]
+    total = np.append(0.0, np.cumsum(work, dtype=np.float64))
     mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
-    counts, load, room = [0] * ranks, [0.0] * ranks, ROOM * len(work) / ranks
-    for index in sorted(range(len(ends)), key=lambda i: (-weights[i], i)):
-        size = ends[index][1] - ends[index][0]
-        fit = [rank for rank in range(ranks) if counts[rank] + size <= room]
-        rank = min(fit or range(ranks), key=lambda r: (0 if fit else counts[r], load[r]))
-        mine[rank].append(ends[index])
-        counts[rank] += size
-        load[rank] += weights[index]
+    counts, load, room = np.zeros(ranks), np.zeros(ranks), ROOM * len(work) / ranks
+    for low, high in sorted(ends, key=lambda run: float(total[run[0]] - total[run[1]])):
+        full = counts + high - low > room
+        rank = np.lexsort((load, counts * full.all(), full))[0]
+        mine[rank].append((low, high))
+        counts[rank] += high - low
+        load[rank] += total[high] - total[low]
     return tuple(tuple(sorted(runs)) for runs in mine)

@@ -6,8 +6,9 @@ own keys and their partial results are sent back. Parts are merged by their log-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -35,8 +36,8 @@ from attnspec.lower.work import (
 from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Engine, Outputs
 
-Weighing = Callable[[Tensor, Tensor, Tensor, Call], Outputs]
-"""Weighs q [B, H, rows, d] over k and v [B, H_kv, keys, …]: the output and its log-sum-exps. The
+Weighing = Callable[[Parts, Call], Outputs]
+"""Weighs q [B, H, rows, d] over k, v [B, H_kv, keys, …]: the output and its log-sum-exps. The
 call's padding and inputs are those of the whole sequence, inputs of pairs those of all own queries.
 """
 
@@ -73,29 +74,29 @@ class GroupHere:
         self.merges, self.adds_zero = work.normalize in MERGED, work.normalize == "softmax1"
         # keys travel once for all graphs that read them
         self.brings = graph == 0
-        there = exchange.partition.positions
-        local, others = there(rank), [r for r in range(exchange.partition.ranks) if r != rank]
-        self.others, self.sent_keys = others, {r: exchange.sent_keys(r, rank) for r in others}
-        self.sent_queries = {r: exchange.sent_queries(rank, r, graph) for r in others}
+        there, numbers = exchange.partition.positions, partial(torch.as_tensor, device=device)
+        local = there(rank)
+        every = np.arange(len(local))
+        self.others = [r for r in range(exchange.partition.ranks) if r != rank]
+        keys_for = {r: exchange.sent_keys(r, rank) for r in self.others}
+        self.sent_keys = {r: numbers(x) for r, x in keys_for.items()}
+        self.sent_queries = {r: numbers(exchange.sent_queries(rank, r, graph)) for r in self.others}
         # positions of what comes
-        self.got_keys = {r: there(r)[exchange.sent_keys(rank, r)] for r in others}
-        self.got_queries = {r: there(r)[exchange.sent_queries(r, rank, graph)] for r in others}
-
-        guests, every = np.concatenate([local[:0], *self.got_keys.values()]), np.arange(len(local))
+        self.got_keys = {r: there(r)[exchange.sent_keys(rank, r)] for r in self.others}
+        self.got_queries = {r: there(r)[exchange.sent_queries(r, rank, graph)] for r in self.others}
+        guests = np.concatenate([local[:0], *self.got_keys.values()])
         # own rows whose queries may read keys that come
-        self.reading = np.flatnonzero(exchange.readings[graph].read(guests, readers=True)[local])
+        reading = np.flatnonzero(exchange.readings[graph].read(guests, readers=True)[local])
         # what cannot be merged is weighed once, over all keys
         at_home = local if self.merges else np.append(local, guests)
         self.at_home = self.weighing(local, at_home, every)
-        guests = guests[: len(guests) * self.merges]
-        self.reads = self.weighing(local[self.reading], guests, self.reading)
+        guests, self.reading = guests[: len(guests) * self.merges], numbers(reading)
+        self.reads = self.weighing(local[reading], guests, reading)
         # queries that come are weighed over own keys, but those that their rank is sent
-        self.kept = {
-            r: np.setdiff1d(every, x, assume_unique=True) for r, x in self.sent_keys.items()
-        }
-        asked = self.got_queries
+        kept = {r: np.setdiff1d(every, x, assume_unique=True) for r, x in keys_for.items()}
+        self.kept = {r: numbers(x) for r, x in kept.items()}
         self.for_guests = {
-            r: self.weighing(asked[r], local[x], asked[r]) for r, x in self.kept.items()
+            r: self.weighing(x, local[kept[r]], x) for r, x in self.got_queries.items()
         }
 
     def weighing(self, queries: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> Weighing:
@@ -128,7 +129,8 @@ class GroupHere:
         def of_keys(x: Tensor) -> Tensor:
             return pad(x[..., at], (0, more))
 
-        def weigh(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
+        def weigh(parts: Parts, call: Call) -> Outputs:
+            q, k, v = parts
             if kernel is None:
                 out = q.new_zeros(*q.shape[:3], v.shape[-1])
                 wide = torch.promote_types(q.dtype, torch.float32)
@@ -147,48 +149,29 @@ class GroupHere:
 
         return weigh
 
-    def over_guests(
-        self, first: Outputs | None, own: Parts, keys: Tensor, values: Tensor, call: Call
-    ) -> Outputs:
-        """Own queries over own keys, `first` if that can be merged, and over what came."""
-        q, k, v = own
-        if first is None:
-            return self.at_home(q, torch.cat([k, keys], 2), torch.cat([v, values], 2), call)
-        # what is merged is rounded once, at the end
-        first = widened(first[0]), first[1]
-        return _put(first, self.reading, self.reads(_rows(q, self.reading), keys, values, call))
-
     def asking(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Piece]:
-        """Keys with values, and queries, for each rank."""
+        """Keys beside their values, and queries, for each rank."""
         for r in self.others:
-            keys = self.key_heads, self.sent_keys[r], self.got_keys[r]
-            queries = [*self.heads], self.sent_queries[r], self.got_queries[r]
-            moving = [("k", k, *keys), ("v", v, *keys)] if self.brings else []
-            for name, x, heads, rows, got in [*moving, *[("q", q, *queries)] * self.merges]:
-                shape = len(x), len(heads), len(got), x.shape[3]
-                yield r, (self, name), _rows(x[:, heads], rows), shape
+            keys = (k, v), self.key_heads, self.sent_keys[r], self.got_keys[r]
+            queries = (q,), [*self.heads], self.sent_queries[r], self.got_queries[r]
+            moving: list[Any] = [("keys", *keys)] * self.brings
+            moving += [("q", *queries)] * self.merges
+            for name, parts, heads, rows, got in moving:
+                x = torch.cat([x.index_select(2, rows)[:, heads] for x in parts], 3)
+                yield r, (self, name), x, (*x.shape[:2], len(got), x.shape[3])
 
     def answering(self, own: Parts, call: Call, came: Sequence[Came]) -> Iterator[Piece]:
-        """Results of others' queries over own keys, for these."""
+        """Results of others' queries over own keys, log-sum-exps beside outputs, for these."""
         q, k, v = own
         for r in self.others:
-            shape = len(q), len(self.heads), len(self.sent_queries[r])
-            shapes = ((*shape, v.shape[3]), shape) if shape[2] else (None, None)
-            results: tuple[Tensor | None, Tensor | None] = None, None
+            result, count = None, len(self.sent_queries[r])
             if len(self.got_queries[r]):
-                keys = _rows(k, self.kept[r]), _rows(v, self.kept[r])
-                results = self.for_guests[r](came[r][self, "q"], *keys, call)
-            for name, x, size in zip(("out", "lse"), results, shapes, strict=True):
-                yield r, (self, name), x, size
-
-    def complete(self, outputs: Outputs, answers: Sequence[Came]) -> Outputs:
-        """The results of own queries with those that others answered."""
-        for r in self.others:
-            if (self, "out") in answers[r]:
-                more = answers[r][self, "out"], answers[r][self, "lse"]
-                outputs = _put(outputs, self.sent_queries[r], more)
-        # no part has the zero logit
-        return with_zero(cast(Partial, outputs)) if self.adds_zero else outputs
+                own_k, own_v = (x.index_select(2, self.kept[r]) for x in (k, v))
+                found = self.for_guests[r]((came[r][self, "q"], own_k, own_v), call)
+                out, lse = cast(Partial, found)
+                result = torch.cat([out, lse[..., None]], 3)
+            shape = len(q), len(self.heads), count, v.shape[3] + 1
+            yield r, self, result, shape if count else None
 
 
 def rows_here(
@@ -203,7 +186,7 @@ def rows_here(
     kernels: list[Any] = [(here, here.work, here.heads) for here in groups]
     ready = engine.together(kernels, plan.tensors.heads, plan.tensors.key_heads, device)
 
-    def run(parts: Parts, call: Call, return_lse: bool) -> Outputs:
+    def run(layer: int, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         kind, grads = parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
         q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
@@ -213,25 +196,32 @@ def rows_here(
             tables = engine.tables(group, layer, call.tables)
             own_q, own_k, own_v = (x.to(kind) for x in group.parts(q, k, v))
             own.append((here, (own_q, own_k, own_v), replace(call, tables=tables)))
-        firsts = [here.at_home(*mine, some) if here.merges else None for here, mine, some in own]
+        firsts = [here.at_home(mine, some) if here.merges else None for here, mine, some in own]
         came = arrived()
-        answers = chain(*(here.answering(mine, some, came) for here, mine, some in own))
+        replies = chain(*(here.answering(mine, some, came) for here, mine, some in own))
         learned = [table for *_, some in own for table in some.tables.values()]
         wide = torch.promote_types(q.dtype, torch.float32)
-        answered, arrived = travel(mesh, answers, wide, (q, k, v, *learned))
-        guests: list[Tensor] = []
-        outs: list[Outputs] = []
+        answered, arrived = travel(mesh, replies, wide, (q, k, v, *learned))
+        guests, outs = parts[1], list[Outputs]()
         for (here, mine, some), first in zip(own, firsts, strict=True):
             if here.brings:
-                none = [x[:, here.key_heads, :0].to(kind) for x in (k, v)]
-                guests = [
-                    torch.cat([x, *(came[r][here, name] for r in here.others)], 2)
-                    for name, x in zip("kv", none, strict=True)
-                ]
-            keys, values = (x[:, here.read] for x in guests)
-            outs.append(here.over_guests(first, mine, keys, values, some))
+                none = torch.cat([x[:, here.key_heads, :0].to(kind) for x in (k, v)], 3)
+                guests = torch.cat([none, *(came[r][here, "keys"] for r in here.others)], 2)
+            keys, values = torch.split(guests[:, here.read], [k.shape[3], v.shape[3]], 3)
+            if first is None:
+                both = torch.cat([mine[1], keys], 2), torch.cat([mine[2], values], 2)
+                outs.append(here.at_home((mine[0], *both), some))
+            else:
+                more = here.reads((mine[0].index_select(2, here.reading), keys, values), some)
+                # what is merged is rounded once, at the end
+                outs.append(_merged((widened(first[0]), first[1]), [(here.reading, more)]))
         last = arrived()
-        outs = [here.complete(out, last) for here, out in zip(groups, outs, strict=True)]
+        for at, here in enumerate(groups):
+            answers = ((here.sent_queries[r], last[r].get(here)) for r in here.others)
+            results = [(rows, (x[..., :-1], x[..., -1])) for rows, x in answers if x is not None]
+            outs[at] = _merged(outs[at], results)
+            # no part has the zero logit
+            outs[at] = with_zero(cast(Partial, outs[at])) if here.adds_zero else outs[at]
         every, sums = zip(*outs, strict=True)
         out = tied(tied(ready.joined(every).to(kind), asked), answered)
         return out, None if None in sums else tied(tied(ready.joined(sums), asked), answered)
@@ -239,14 +229,11 @@ def rows_here(
     return run
 
 
-def _rows(x: Tensor, rows: np.ndarray) -> Tensor:
-    return x.index_select(2, torch.from_numpy(rows).to(x.device))
-
-
-def _put(found: Outputs, rows: np.ndarray, more: Outputs) -> Outputs:
+def _merged(first: Outputs, more: Iterable[tuple[Tensor, Outputs]]) -> Outputs:
     """Results with more of some of their rows, merged by log-sum-exps."""
-    out, lse = cast(Partial, found)
-    other = cast(Partial, more)
-    mine, sums = merged((_rows(out, rows), _rows(lse, rows)), other)
-    at = torch.from_numpy(rows).to(out.device)
-    return out.index_copy(2, at, mine), lse.index_copy(2, at, sums)
+    for rows, part in more:
+        out, lse = cast(Partial, first)
+        here = out.index_select(2, rows), lse.index_select(2, rows)
+        mine, sums = merged(here, cast(Partial, part))
+        first = out.index_copy(2, rows, mine), lse.index_copy(2, rows, sums)
+    return first

@@ -37,7 +37,7 @@ def states_here(
     kernels = ((kernel_of(*each, device), *each) for each in works)
     ready = engine.together(kernels, heads, key_heads, device)
 
-    def run(parts: Parts, call: Call, return_lse: bool) -> Outputs:
+    def run(layer: int, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         if return_lse:
             raise ValueError(
                 f"the sums of features of `{engine.program.name}` come without log-sum-exps"

@@ -67,11 +67,9 @@ def mask_alone(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> tup
     data = sample_inputs(program, n)
     stack = Stack(lengths, {name: x[0].numpy() for name, x in data.items()})
     heads, layers = program.heads or 1, program.layer_count
-    rows = np.linspace(
-        0, n - 1, min(n, max(8, LIMITS.pairs_at_once // (heads * layers * n))), dtype=np.int64
-    )
-    axes = torch.arange(1), torch.arange(heads), torch.as_tensor(rows), torch.arange(n)
-    at = [each.view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, each in enumerate(axes)]
+    count = min(n, max(8, LIMITS.pairs_at_once // (heads * layers * n)))
+    rows = np.linspace(0, n - 1, count, dtype=np.int64)
+    at = [torch.from_numpy(x) for x in np.ix_(np.arange(1), np.arange(heads), rows, np.arange(n))]
     for layer in range(layers):
         mask = mask_mod_of(layer, (1, heads, n, n), "cpu", data)(*at).expand(1, heads, -1, n)
         for head in range(heads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from attnspec.text.diagnostics import ranges
 
@@ -95,14 +95,3 @@ def _some(check: Check, n: int) -> str:
     if check.queries < check.asked:
         return f", at {check.queries:,} of {last}{check.asked:,} queries"
     return f", at {last}{check.asked:,} queries" if last else ""
-
-
-def together(found: list[Verification], refused: list[tuple[str, str]]) -> Verification:
-    """The reports of several backends on one program and length as one."""
-    return replace(
-        found[0],
-        exhaustive=all(each.exhaustive for each in found),
-        checks=tuple(check for each in found for check in each.checks),
-        skipped=tuple(dict.fromkeys(what for each in found for what in each.skipped)),
-        refused=tuple(refused),
-    )

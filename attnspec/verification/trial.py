@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain, product
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -107,48 +108,54 @@ class Meaning:
     place: int
     shared: bool
 
+    @property
+    def formula(self) -> bool:
+        """Whether heads have a mechanism."""
+        return self.work.mechanism is not None
+
     @cached_property
-    def held(self) -> np.ndarray | None:
-        """The keys that the examined queries read, bool [r, n]; None for a mechanism."""
-        if self.work.mechanism is not None:
-            return None
-        asked = self.work.relation, self.trial.rows, self.trial.n
-        key = asked[0], asked[1].tobytes(), asked[2]
-        held: np.ndarray = self.trial.known.get(key, lambda: held_rows(*asked))
-        return held
+    def held(self) -> np.ndarray:
+        """The keys that the examined queries read in a graph, bool [r, n]."""
+        return held_rows(self.work.relation, self.trial.rows, self.trial.n)
 
     @property
     def weighs(self) -> bool:
         """Whether pairs have weights."""
-        return self.held is not None or has_weights(self.work)
-
-    def chunks(self) -> Iterator[tuple[list[int], slice]]:
-        """Heads and places of examined queries that are computed in one go."""
-        many, step, count = 1, max(1, len(self.trial.rows)), len(self.trial.rows)
-        if self.held is not None:
-            many = max(1, LIMITS.pairs_at_once // max(1, self.held.size))
-            step = max(1, LIMITS.pairs_at_once // max(1, self.held.shape[1]))
-        for first in range(0, len(self.heads), many):
-            for low in range(0, count, step):
-                yield list(self.heads[first : first + many]), slice(low, low + step)
+        return not self.formula or has_weights(self.work)
 
     def learned_by(self, heads: Sequence[int], learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What some heads have learned, [h or 1, …], by what the formula calls it."""
         parameters = {}
         for called, name in self.learned:
-            rows = learned[name][self.trial.layers[0] if len(learned[name]) > 1 else 0]
+            rows = learned[name][self.trial.layers[-1] if len(learned[name]) > 1 else 0]
             parameters[called] = rows[list(heads)] if len(rows) > 1 else rows
         return parameters
 
-    def weights(
-        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool = False
-    ) -> Tensor:
-        """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
-        some, places = list(heads), self.trial.at[at]
-        if self.held is None:
-            return weights_of(self.work, *self._alone(some[0], numbers), steady=steady)[
-                None, places
-            ]
+    def chunks(
+        self, numbers: Numbers, steady: bool = False
+    ) -> Iterator[tuple[tuple[list[int], slice], Tensor]]:
+        """The outputs [h, rows, d] of some heads and examined queries, with their places; to
+        gradients `steady` weights are divided by constants."""
+        rows, n = len(self.trial.rows), self.trial.n
+        step = max(1, rows if self.formula else LIMITS.pairs_at_once // n)
+        many = 1 if self.formula else max(1, LIMITS.pairs_at_once // (rows * n))
+        for first, low in product(range(0, len(self.heads), many), range(0, rows, step)):
+            some, at = list(self.heads[first : first + many]), slice(low, low + step)
+            v = numbers.heads[3][some]
+            if self.weighs:
+                weights = self.weights(some, at, numbers, steady)
+                yield (some, at), weights @ v[:, : weights.shape[2]]
+            else:
+                head, q, k, tables = self._alone(some[0], numbers)
+                out = defined(self.work, head, q, k, v[0, : len(k)], tables)
+                yield (some, at), out[None, self.trial.at[at]]
+
+    def weights(self, some: list[int], at: slice, numbers: Numbers, steady: bool = False) -> Tensor:
+        """The weights [h, rows, n] of some heads, one of a mechanism, and examined queries."""
+        places = self.trial.at[at]
+        if self.formula:
+            alone = self._alone(some[0], numbers)
+            return weights_of(self.work, *alone, steady=steady)[None, places]
         _, q, k, _ = numbers.heads
         scores = (q[some][:, places] * scale_of(self.work, q.shape[2])) @ k[some].mT
         change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
@@ -160,7 +167,7 @@ class Meaning:
             row_shares = replace(row_shares, total=row_shares.total.detach())
         return row_shares.weights
 
-    def _symbols(self, heads: list[int], places: Tensor) -> dict[str, Tensor]:
+    def _symbols(self, some: list[int], places: Tensor) -> dict[str, Tensor]:
         """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
         trial, rows = self.trial, places + self.trial.first
         found = {"q": rows[:, None], "k": torch.arange(trial.n)}
@@ -173,17 +180,8 @@ class Meaning:
                 found |= {f"{entry.name}(q)": x[rows][:, None], f"{entry.name}(k)": x}
             elif entry.kind == "pairs":
                 x = pad(x[:, places], (0, trial.n - x.shape[2]))
-                found[f"{entry.name}{PAIR}"] = (x[heads] if len(x) > 1 else x)[None, :, None, None]
+                found[f"{entry.name}{PAIR}"] = (x[some] if len(x) > 1 else x)[None, :, None, None]
         return found
-
-    def outputs(self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool) -> Tensor:
-        """The outputs [h, rows, d]."""
-        v = numbers.heads[3]
-        if self.weighs:
-            weights = self.weights(heads, at, numbers, steady)
-            return weights @ v[list(heads), : weights.shape[2]]
-        head, q, k, tables = self._alone(heads[0], numbers)
-        return defined(self.work, head, q, k, v[head, : len(k)], tables)[None, self.trial.at[at]]
 
     def _alone(self, head: int, numbers: Numbers) -> tuple[int, Tensor, Tensor, dict[str, Tensor]]:
         """A head, with its queries, keys, and what it has learned and its scores read."""
@@ -193,12 +191,13 @@ class Meaning:
             tables |= self._symbols([head], torch.arange(len(q[head])))
         return head, q[head], k[head, : self.trial.keys], tables
 
-    def cancelled(self, head: int, numbers: Numbers) -> float:
-        """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
-        if self.held is not None or not self.weighs:
-            return 1.0
-        parts = self._alone(head, numbers)
-        return max(1.0, cancelled(self.work, *parts))
+    def largest(self, head: int, numbers: Numbers, size: float) -> float:
+        """The largest number that stands in what a head computes, of which the outputs and
+        gradients have the size: weights of a mechanism, some negative, may cancel."""
+        if not self.formula:
+            return size
+        most = max(1.0, cancelled(self.work, *self._alone(head, numbers))) if self.weighs else 1.0
+        return most * max(size, most)
 
 
 def results(
@@ -208,22 +207,19 @@ def results(
     would without the part of the gradients that goes through the sums of weights: the two parts may
     cancel, and leave the roundings of numbers of that size."""
 
-    def chunks(followed: Numbers, steady: bool) -> Iterator[tuple[Any, Tensor]]:
-        for meaning in meanings:
-            for at in meaning.chunks():
-                yield at, meaning.outputs(*at, followed, steady)
+    def chunks(followed: Numbers, steady: bool = False) -> Iterator[tuple[Any, Tensor]]:
+        return chain.from_iterable(each.chunks(followed, steady) for each in meanings)
 
-    plain = swept(lambda followed: chunks(followed, False), numbers)
+    plain = swept(chunks, numbers)
     if not sized:
         return plain, ()
-    steady = swept(lambda followed: chunks(followed, True), numbers)
+    steady = swept(partial(chunks, steady=True), numbers)
     sizes = [x.abs().flatten(1).amax(1) for x in (*plain.heads, *steady.heads[1:]) if x[0].numel()]
     largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(plain.heads[0])
     with torch.no_grad():
         for meaning in meanings:
             for head in meaning.heads:
-                most = meaning.cancelled(head, numbers)
-                largest[head] = most * max(largest[head], most * (meaning.held is None))
+                largest[head] = meaning.largest(head, numbers, largest[head])
     return plain, tuple(largest)
 
 
@@ -260,31 +256,30 @@ def numbers_fault(
     float64, the largest of each head `sizes`, and `rough` those in the type of the module, None for
     float64."""
     three = found, exact, rough or exact
-    for head in meaning.heads:
-        for name, *parts in zip(NAMES, *(x.heads for x in three), strict=True):
-            mine, right, base = (x[head] for x in parts)
-            fault = row_fault(name, mine, right, base, sizes[head], rough is None)
-            if fault is not None:
-                return head, fault[0] if name == "output" else None, fault[1]
-    if rough is None:
-        return None
+    rows: list[Any] = [
+        (name, head, [x.heads[at][head] for x in three], sizes[head])
+        for head in meaning.heads
+        for at, name in enumerate(NAMES)
+    ]
     largest = max(sizes[head] for head in meaning.heads)
     pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
-    learned = [meaning.learned_by(meaning.heads, x.learned) for x in three]
-    for called, name in meaning.learned:
-        for mine, right, base in zip(*(x[called] for x in learned), strict=True):
+    learned = [meaning.learned_by(meaning.heads, x.learned) for x in three if rough]
+    for called, name in meaning.learned if rough else ():
+        for tables in zip(*(x[called] for x in learned), strict=True):
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
-            size = max(largest, right.abs().max().item())
-            size *= math.sqrt(max(1.0, pairs / right.numel()))
-            fault = row_fault(f"gradient of {name}", mine, right, base, size, False)
-            if fault is not None:
-                return meaning.heads[0], None, fault[1]
+            size = max(largest, tables[1].abs().max().item())
+            size *= math.sqrt(max(1.0, pairs / tables[1].numel()))
+            rows.append((f"gradient of {name}", meaning.heads[0], [*tables], size))
+    for name, head, (mine, right, base), size in rows:
+        fault = row_fault(name, mine, right, base, size, rough is None)
+        if fault is not None:
+            return head, fault[0] if name == "output" else None, fault[1]
     return None
 
 
 @dataclass(eq=False)
 class Trial:
-    """Calls of a layer of a module, which stands for others that compute the same, for a batch of
+    """Calls of the last of some layers of a module that compute the same, for a batch of
     one, with the last `n_q` of `n` positions; between two sequences the first `keys` of these are
     keys. `forced` says that tables run whatever they cost."""
 
@@ -345,7 +340,7 @@ class Trial:
         given = engine.laid_out((q, k, k), Call(data=data, tables=tables))[1].data
         kernels = {
             head: (group.kernel, place)
-            for group in engine.prepare(self.layers[0], q, k).groups
+            for group in engine.prepare(self.layers[-1], q, k).groups
             for place, head in enumerate(group.heads)
         }
         parts = []
@@ -412,7 +407,7 @@ class Trial:
                 text = None if fault is None else fault[2]
                 if fault is not None and fault[1] is not None and not single:
                     text = self._pair_fault(each, fault[0], fault[1], drawn) or text
-                what = _COMPARED[each.held is None, kind] + SHARED * each.shared
+                what = _COMPARED[each.formula, kind] + SHARED * each.shared
                 yield self.check(each.heads, each.backend, what, len(self.rows), text)
 
     def decided_checks(self) -> Iterator[Check]:
@@ -430,7 +425,7 @@ class Trial:
         units = torch.eye(self.keys, dtype=q.dtype).expand(self.heads, -1, -1)
         read = self.called(self.module, q, k, units).detach() != 0
         parts = q[None], k[None, :, : self.keys]
-        pairs = definition.pairs(*parts, layer=self.layers[0], inputs=self.data)[0]
+        pairs = definition.pairs(*parts, layer=self.layers[-1], inputs=self.data)[0]
         what, fault = "keys are read that were decided, and no others", None
         for work, heads in self.works:
             for head in heads:
@@ -489,12 +484,13 @@ class Trial:
         """What is compared of numbers."""
         meanings = []
         for part in self.parts:
-            formula, dense = part.work.mechanism is not None, part.backend == "dense"
-            if formula and self.n > LIMITS.every_pair:
+            if part.formula and self.n > LIMITS.every_pair:
                 self.skipped.append(
                     f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
-            elif self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
+            elif self.depth != "pairs" or (
+                part.work.hybrid if part.formula else part.backend != "dense"
+            ):
                 # the definition evaluates every pair, and a formula has none
                 meanings.append(part)
         return meanings
@@ -519,7 +515,7 @@ class Trial:
         """Outputs and gradients by the definition, and in float64 how large numbers are."""
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.layers[0] if numbers.learned else None,
+            self.layers[-1] if numbers.learned else None,
             self.rows.tobytes(),
             *(x.numpy().tobytes() for x in (*numbers.heads, *numbers.learned.values())),
         )
@@ -533,7 +529,7 @@ class Trial:
         """The outputs [H, n_q, d] of a module."""
         keys = slice(self.keys)
         parts = q[None], k[None, :, keys], v[None, :, keys]
-        out: Tensor = module(*parts, layer=self.layers[0], inputs=self.data)
+        out: Tensor = module(*parts, layer=self.layers[-1], inputs=self.data)
         return out[0]
 
     def results(self, module: CompiledAttention, numbers: Numbers, at: Tensor | slice) -> Numbers:
@@ -553,7 +549,7 @@ class Trial:
         some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
-        mask = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])
+        mask = meant.ne(0) if meaning.formula else torch.from_numpy(meaning.held[place])
         other = ~((found - meant).abs() <= ROUNDINGS * EXACT * meant.abs().max().clamp(min=1.0))
         # a pair too many or too few changes the weights of all others in its row
         for wrong, verb in (

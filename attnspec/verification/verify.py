@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -23,7 +25,7 @@ from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.numbers import SIZE
-from attnspec.verification.report import Check, Verification, together
+from attnspec.verification.report import Check, Verification
 from attnspec.verification.samples import sample_inputs, words_of
 from attnspec.verification.trial import Depth, Known, Trial, Works
 
@@ -66,7 +68,10 @@ def verify(
     attention.make_parameters(SIZE, SIZE)
     heads, checks, skipped = program.heads or HEADS, list[Check](), dict[str, None]()
     exhaustive = True
-    groups = meant.get((program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n))
+    # the groups of heads that layers compute, with the layers that share them
+    binder, groups = Binder(program), dict[Works, list[int]]()
+    for layer in range(program.layer_count):
+        groups.setdefault(tuple(binder.works(layer, heads, n_q, n)), []).append(layer)
     with torch.random.fork_rng(devices=[]), learned(attention):
         data = sample_inputs(program, n, n_q)
         for works, layers in groups.items():
@@ -78,9 +83,9 @@ def verify(
             checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
             skipped |= dict.fromkeys(trial.skipped)
             exhaustive &= trial.exhaustive
-    found = program.name, n, exhaustive, tuple(checks), tuple(skipped)
-    asked = n_q if program.crossing else None
-    return Verification(*found, m=asked, inputs=words_of(program, data))
+    m = n_q if program.crossing else None
+    words = words_of(program, data)
+    return Verification(program.name, n, exhaustive, tuple(checks), tuple(skipped), (), m, words)
 
 
 def verify_each(
@@ -98,15 +103,13 @@ def verify_each(
             refused[backend] = error
     if refused and not verifications:
         raise refused.popitem()[1]
-    return together(verifications, [(name, str(error)) for name, error in refused.items()])
-
-
-def _distinct(program: Program, heads: int, n_q: int, n: int) -> dict[Works, list[int]]:
-    """The groups of heads that layers compute, with the layers that share them."""
-    binder, groups = Binder(program), dict[Works, list[int]]()
-    for layer in range(program.layers or 1):
-        groups.setdefault(tuple(binder.works(layer, heads, n_q, n)), []).append(layer)
-    return groups
+    return replace(
+        verifications[0],
+        exhaustive=all(each.exhaustive for each in verifications),
+        checks=tuple(check for each in verifications for check in each.checks),
+        skipped=tuple(dict.fromkeys(what for each in verifications for what in each.skipped)),
+        refused=tuple((name, str(error)) for name, error in refused.items()),
+    )
 
 
 @contextmanager
@@ -119,7 +122,7 @@ def learned(module: CompiledAttention) -> Iterator[None]:
     """
     parts = learned_parts(module.program)
     scaled = {name for (_, part), name in parts.items() if part.start == "scaled"}
-    before = [parameter.detach().clone() for parameter in module.parameters()]
+    before = deepcopy(module.state_dict())
     training = module.training
     # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
     torch.default_generator.manual_seed(0)
@@ -131,7 +134,5 @@ def learned(module: CompiledAttention) -> Iterator[None]:
                 parameter.normal_(std=1 / math.sqrt(max(1, width)))
         yield
     finally:
-        with torch.no_grad():
-            for parameter, value in zip(module.parameters(), before, strict=True):
-                parameter.copy_(value)
+        module.load_state_dict(before)
         module.train(training)

@@ -224,6 +224,27 @@ def test_one_attention_takes_any_lengths_samples_types_and_gradients(body: str) 
             torch.testing.assert_close(one, other, rtol=close, atol=close)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend window(radius = 5) score bias(buckets = 12)",
+        "attend linformer(rank = 3, max_length = 40, share = none)",
+        "attend topk(keys = 5) score bias(buckets = 12)",
+    ],
+)
+def test_layers_that_are_alike_have_learned_what_is_theirs(body: str) -> None:
+    shards = Shards(f"layers 2 heads 2 {body}", 37, 2)
+    module = shards.module(torch.float64)
+
+    def call(rank: Rank) -> list[Tensor]:
+        par, whole = parallelize(module, rank), shards.tensors
+        here = [par(*map(par.shard, whole), layer=layer) for layer in (0, 1)]
+        return [par.unshard(x) - module(*whole, layer=layer) for layer, x in enumerate(here)]
+
+    for error in in_turn(2, call)[0]:
+        assert error.abs().max() < 1e-9
+
+
 @dataclass(frozen=True)
 class Asked:
     """What one rank is called with."""

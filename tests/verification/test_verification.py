@@ -208,6 +208,11 @@ def test_a_wrong_head_of_every_kind_is_reported(body: str, other: int, wrong: Wr
     assert not wrong(body.format(3), 13, lines, body.format(other))["ok"]
 
 
+def test_a_layer_that_reads_what_another_has_learned_is_reported(wrong: Wrong) -> None:
+    body = "layers 3 heads 2 attend window(radius = 9) score bias(buckets = 8)"
+    assert not wrong(body, 20, "more['layer'] = 0; return right(q, k, v)")["ok"]
+
+
 def test_learned_tables_are_drawn(wrong: Wrong) -> None:
     body = "heads 2 attend window(radius = 9) score bias(buckets = {})"
     # as they start, tables are zeros, which are the same in both
