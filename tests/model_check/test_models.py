@@ -401,13 +401,14 @@ def test_cross_attention_needs_a_spec_that_says_so() -> None:
 
 def test_converted_models_find_packed_documents() -> None:
     call: dict[str, Any] = {"input_ids": tokens(2, 12)}
+    every: list[dict[str, Any]] = [{}, {"attention_mask": ONES}, {"use_cache": False}]
     with names_restored():
         model, other = llama("eager"), llama("eager")
         registered = llama(register(DOCUMENTS, "attnspec_packed_by_positions", override=True))
         convert(model, DOCUMENTS)
         convert(other, CAUSAL)
         for built in (model, registered):
-            for at, settings in enumerate(({}, {"attention_mask": ONES}, {"use_cache": False})):
+            for at, settings in enumerate(every):
                 call["position_ids"] = torch.cat([torch.arange(5 + at), torch.arange(7 - at)])[None]
                 with TestCase().assertLogs("attnspec") as said:
                     assert_attends(built, DOCUMENTS, **call, **settings)
