@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Never, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -461,6 +461,7 @@ class Spec:
         device: str | torch.device | None = None,
         head_size: int | None = None,
         check_finite: bool = False,
+        **unknown: Never,
     ) -> CompiledAttention:
         """A torch.nn.Module that computes this attention at every n, its parameters on the device.
         Parameters that have the size of a head in their shape are made by the first call, or at
@@ -470,7 +471,10 @@ class Spec:
         ValueError for a device that is not there.
         """
         from attnspec.compile.compiler import compile_program
+        from attnspec.runtime.call_checks import refuse_unknown
 
+        if unknown:
+            refuse_unknown(self.program, unknown, Spec.compile)
         require_built(self.program)
         module = compile_program(self.program, backend, device, head_size)
         module.check_finite = check_finite

@@ -54,7 +54,10 @@ _MASKS = (
 _WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` shows the pairs"
 _CAUSAL = "write the statement `causal` in the spec"
 _SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
+_CALL = "calls of the module that `spec.compile()` returns take it, `module(q, k, v, layer=0)`"
+_OF_CALLS = "layer", "key_padding_mask", "dropout_p", "inputs", "return_lse", "query_start", "keys"
 _INSTEAD = {
+    **dict.fromkeys(_OF_CALLS, _CALL),
     **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
     "enable_gqa": "k and v may always have fewer heads than q: leave it out",
     "head": "a call has all heads: give them as the axis H",
@@ -74,7 +77,7 @@ def refuse_unknown(
 ) -> None:
     """Raises TypeError for keywords that a function does not take, with what to do instead."""
     parameters = signature(function).parameters.values()
-    names = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+    names = [each.name for each in parameters if each.default is not Parameter.empty]
     for name in unknown:
         why = _INSTEAD.get(name) or did_you_mean(name, names) or "it takes " + ", ".join(names)
         if name in [entry.name for entry in program.inputs]:

@@ -128,10 +128,11 @@ class CompiledAttention(Learner):
     def replanned(self, key: object, plan: Callable[[], Mapping[str, object]]) -> CompiledAttention:
         """A module whose kernels are those of another plan, of a program that learns the same: the
         parameters are this module's own, and move with it. It is kept by its key."""
-        if key not in self.variants:
-            self.variants[key] = copy(self)
-            self.variants[key]._run_by(engine_of(text_of(plan())))
-        other = self.variants[key]
+        if (other := self.variants.get(key)) is None:
+            other = copy(self)
+            other._run_by(engine_of(text_of(plan())))
+            # last: another thread may ask for it at any time
+            self.variants[key] = other
         other.check_finite, other.training = self.check_finite, self.training
         return other
 

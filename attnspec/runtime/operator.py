@@ -328,7 +328,7 @@ for _kind in ("CPU", "CUDA"):
 
 def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
     """The rule for vmap: what is mapped over joins the batch. Where learned tables are mapped over
-    or ask for gradients, and where weights are dropped, each is called by itself."""
+    or ask for gradients, pairs have numbers, or weights are dropped, each is called by itself."""
 
     def rule(info: Any, in_dims: Sequence[Any], *given: Any) -> tuple[Any, Any]:
         size, at, dims = info.batch_size, Given(*given[above:]), Given(*in_dims[above:])
@@ -347,7 +347,7 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
             return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
         asked = above and any(given[above - 1][3:])
-        alone = asked or at.seed is not None or at.keys is not None
+        alone = asked or at.engine.pairs or at.seed is not None or at.keys is not None
         if alone or any(dim is not None for dim in dims.learned):
 
             def picked(x: Tensor, dim: int | None, at: int) -> Tensor:

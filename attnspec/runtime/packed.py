@@ -14,8 +14,10 @@ from attnspec.backends.common.torch_modes import is_watched
 from attnspec.backends.planner import AUTO
 from attnspec.graphs.forms.properties import moves_along
 from attnspec.graphs.forms.stability import unsteady_layer
+from attnspec.ir.linear import asks_positions
 from attnspec.ir.normal_form import normal_term
 from attnspec.ir.program import Attend, Compound, InputRef, Leaf, Program, Term
+from attnspec.ir.scores import goes_by_distance
 from attnspec.runtime.call_checks import (
     INTEGERS,
     PER_HEAD,
@@ -146,11 +148,13 @@ def _by_length(
 
 @lru_cache(maxsize=256)
 def _is_part(program: Program, layer: int, heads: int) -> bool:
-    """Whether the graph of a document is that of the whole between its positions."""
+    """Whether the pairs and scores of a document are those of the whole between its positions."""
     if program.grid is not None or unsteady_layer(program, layer, heads) is not None:
         return False
     alone = (None if attend.mechanism else attend.graph for attend in program.attends)
-    return all(graph is not None and moves_along(graph) for graph in alone)
+    scores = (value for each in program.attends for x in each.scores for _, value in x.arguments)
+    moves = all(goes_by_distance(x) or not asks_positions(x) for x in scores)
+    return moves and all(graph is not None and moves_along(graph) for graph in alone)
 
 
 def _within(attend: Attend, name: str) -> Attend:
