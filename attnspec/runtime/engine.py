@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart, is_batched, is_transformed
 from attnspec.backends.decided.choice import Choice
@@ -40,7 +39,6 @@ from attnspec.lower.work import (
     BackendError,
     Call,
     Kernel,
-    Mergeable,
     Work,
     key_heads,
 )
@@ -189,52 +187,36 @@ class Engine:
         choices: Mapping[DataDependent, Choice] = {}
         if prepared.decisions:
             choices = self.decided(prepared.decisions, prepared.layer, *laid, k.shape[2])
-        outs, sums = [], []
+        outs: list[Tensor] = []
+        sums: list[Any] = []
         for group in prepared.groups:
             # a mechanism takes two sequences as they are
             rows, mine = laid if group.work.mechanism is None else (parts, call)
+            kernel: Any = group.kernel
             if group.queries is not None or group.keys is not None:
                 rows = group.parts(*rows)
             if mine.tables or mine.known is not None or choices:
-                mine = self._of_group(group, prepared, mine, choices, q)
+                known: Any = mine.known if _reuses(kernel, q) else None
+                mine = replace(
+                    mine,
+                    tables=self.tables(group, prepared.layer, mine.tables),
+                    data=data_of(group.work, group.heads, prepared.decisions, choices, mine.data),
+                    known=known and [selected(x, 1, group.queries) for x in known],
+                )
+            out = lse = None
             if return_lse or reusable:
-                out, lse = self._merging(group.kernel, rows, mine, return_lse)
-                sums.append(lse)
-            else:
-                out = group.kernel(*rows, mine)
-            outs.append(out)
+                if (return_lse or _reuses(kernel, q)) and hasattr(kernel, "partial"):
+                    out, lse = kernel.partial(*rows, mine)
+                if return_lse and lse is None:
+                    raise no_log_sum_exps(self.program)
+            outs.append(kernel(*rows, mine) if out is None else out)
+            if lse is None and reusable:
+                wide = torch.promote_types(q.dtype, torch.float32)
+                lse = q.new_zeros(outs[-1].shape[:3], dtype=wide)
+            sums.append(lse)
         if len(outs) == 1 and prepared.order is None:
-            return outs[0], sums[0] if sums else None
-        return prepared.joined(outs), prepared.joined(sums) if sums else None
-
-    def _merging(self, kernel: Kernel, parts: Parts, call: Call, return_lse: bool) -> Partial:
-        """The output, and log-sum-exps where they are asked for or computed anyway, else 0."""
-        if (return_lse or _reuses(kernel, parts[0])) and isinstance(kernel, Mergeable):
-            out, lse = kernel.partial(*parts, call)
-            if lse is not None:
-                return out, lse
-        if return_lse:
-            raise no_log_sum_exps(self.program)
-        out = kernel(*parts, call)
-        wide = torch.promote_types(out.dtype, torch.float32)
-        return out, out.new_zeros(out.shape[:3], dtype=wide)
-
-    def _of_group(
-        self,
-        group: Group,
-        prepared: Prepared,
-        call: Call,
-        choices: Mapping[DataDependent, Choice],
-        q: Tensor,
-    ) -> Call:
-        """The call as the kernel of a group takes it."""
-        known, data = call.known if _reuses(group.kernel, q) else None, call.data
-        if known is not None:
-            known = selected(known[0], 1, group.queries), selected(known[1], 1, group.queries)
-        if choices:
-            data = data_of(group.work, group.heads, prepared.decisions, choices, data)
-        tables = self.tables(group, prepared.layer, call.tables)
-        return replace(call, tables=tables, data=data, known=known)
+            return outs[0], sums[0]
+        return prepared.joined(outs), prepared.joined(sums) if return_lse or reusable else None
 
     def check_data(self, data: Mapping[str, Tensor], n: int, m: int | None = None) -> None:
         """Raises ValueError where the inputs of n positions, read by m queries of another sequence
@@ -334,7 +316,17 @@ class Engine:
             extents_of(self.program, n_k)
             prepared = Prepared()
         elif torch.SymInt in map(type, symbols):
-            prepared = self._open(layer, heads, key_heads, n_q, n_k, q.device)
+            try:
+                works = self.binder.open_works(layer, heads)
+            except BackendError as error:
+                raise ValueError(
+                    f"`composed()` of `{self.program.name}` cannot be traced with a dynamic length:"
+                    f" {error}; leave `composed()` out, and the program has one operator for every"
+                    " length, or export the file of `attnspec compile --standalone`"
+                ) from None
+            works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
+            kernels = [(OpenKernel(*each, q.device), *each) for each in works]
+            prepared = self.together(kernels, heads, key_heads, q.device)
         else:
             alike = self.binder.alike(layer)
             key = alike, heads, key_heads, n_q, n_k, str(q.device), query_start
@@ -345,22 +337,6 @@ class Engine:
                 prepared = self.prepared.get(key, lambda: apart(lambda: self._build(key)))
         prepared = replace(prepared, layer=layer, start=query_start)
         return prepared if call is None else self.calls.get(call, lambda: prepared)
-
-    def _open(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device
-    ) -> Prepared:
-        """The definition for lengths that are symbols; ValueError where there is none of them."""
-        try:
-            works = self.binder.open_works(layer, heads)
-        except BackendError as error:
-            raise ValueError(
-                f"`composed()` of `{self.program.name}` cannot be traced with a dynamic length:"
-                f" {error}; leave `composed()` out, and the program has one operator for every"
-                " length, or export the file of `attnspec compile --standalone`"
-            ) from None
-        works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
-        kernels = [(OpenKernel(*each, device), *each) for each in works]
-        return self.together(kernels, heads, key_heads, device)
 
     def _build(self, key: Key) -> Prepared:
         layer, heads, key_heads, n_q, n_k, device, query_start = key

@@ -99,8 +99,9 @@ class SelfAttention(nn.Module):
                 parameter = shared.attention.get_parameter(theirs[entry])
                 self.attention.register_parameter(name, parameter)
         self.read = _read_by(program)
-        self.num_kv_heads = self._key_heads(num_kv_heads)
-        self.rotary = self._checked_rotary(rotary)
+        key_heads = self.num_heads if num_kv_heads is None else num_kv_heads
+        self.num_kv_heads, self.rotary = size_of("num_kv_heads", key_heads), rotary
+        self._check_options(self.num_kv_heads, rotary)
         keys = width // self.num_heads * self.num_kv_heads
         self.widths = [width if name == "q" else keys for name in self.read]
         if self.read:
@@ -111,37 +112,24 @@ class SelfAttention(nn.Module):
             self.extra = nn.Parameter(torch.empty(self.extra_tokens, width))
         self._start(None)
 
-    def _key_heads(self, count: int | None) -> int:
-        """The heads of keys and values: as many as of queries where no number is given."""
-        if count is None:
-            return self.num_heads
-        key_heads = size_of("num_kv_heads", count)
+    def _check_options(self, key_heads: int, rotary: Any) -> None:
+        """Raises unless the heads of keys divide those of queries, `rotary` is callable, and both
+        are for layers that have queries and keys."""
         if self.num_heads % key_heads:
             raise ValueError(
                 f"num_kv_heads must divide num_heads, got {key_heads} and {self.num_heads}"
             )
-        if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
-            why = "its queries are also its keys" if self.shared else "it has no queries and keys"
-            raise ValueError(
-                f"num_kv_heads cannot be used with `{self.attention.program.name}`, got"
-                f" {key_heads}: {why}"
-            )
-        return key_heads
-
-    def _checked_rotary(self, rotary: Rotary | None) -> Rotary | None:
-        if rotary is None:
-            return None
-        if not callable(rotary):
+        if rotary is not None and not callable(rotary):
             raise TypeError(
                 "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
                 f" {type(rotary).__name__}"
             )
-        if not {"q", "k"} <= {*self.read}:
-            shared = self.shared and "q" in self.read
-            why = "its queries are also its keys" if shared else "it has no queries and keys"
-            name = self.attention.program.name
+        same, name = self.shared and "q" in self.read, self.attention.program.name
+        why = "its queries are also its keys" if same else "it has no queries and keys"
+        if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
+            raise ValueError(f"num_kv_heads cannot be used with `{name}`, got {key_heads}: {why}")
+        if rotary is not None and not {"q", "k"} <= {*self.read}:
             raise ValueError(f"rotary cannot be used with `{name}`: {why}, so leave it out")
-        return rotary
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts everything that is learned anew, drawn with the generator: projections as Glorot
@@ -231,7 +219,14 @@ class SelfAttention(nn.Module):
         k = _with_shared(self.shared, q, k)
         if self.rotary is not None:
             positions = self.attention.positions(first, x.shape[1], x.device)
-            q, k = _turned(self.rotary, q, k, positions)
+            turned: Any = self.rotary(q, k, positions)
+            if not isinstance(turned, tuple | list) or len(turned) != 2:
+                raise TypeError(f"rotary must return q and k, got {type(turned).__name__}")
+            for name, one, x in zip("qk", turned, (q, k), strict=True):
+                shape = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
+                if shape != (meant := list(x.shape)):
+                    raise ValueError(f"rotary must keep the shape of {name}, {meant}, got {shape}")
+            q, k = turned
         return (q, k, v), {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
 
     def _joined(self, out: Tensor, count: int) -> Tensor:
@@ -510,11 +505,9 @@ def _check_masked(program: Program, q: Tensor) -> None:
 
 def _is_same(query: Tensor, key: Tensor) -> bool:
     """Whether both are one tensor, or views of the same numbers in the same order."""
-    if query is key:
-        return True
-    if torch.compiler.is_compiling() or is_watched(query) or is_transformed():
-        # what is traced or transformed has no memory to go by
-        return False
+    # what is traced or transformed has no memory to go by
+    if query is key or torch.compiler.is_compiling() or is_watched(query) or is_transformed():
+        return query is key
     alike = query.shape == key.shape and query.stride() == key.stride()
     return alike and query.device == key.device and query.data_ptr() == key.data_ptr() != 0
 
@@ -559,16 +552,15 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
 def _why_one_sequence(program: Program) -> str:
     """Why the queries must be those of the keys' own sequence; "" where they may be another's: the
     spec says so, or every pair is read with scores that know no positions."""
-    for attend in () if program.cross else program.attends:
-        placed = any(score.name != "softcap" for score in attend.scores)
-        some = attend.mechanism is not None or attend.graph != Leaf("full", ())
-        if program.causal or some or placed:
-            return (
-                f"`{program.name}` is for one sequence, and query and key are different tensors:"
-                " pass the same tensor for both (a view is fine, a copy is not), or for two"
-                " sequences write `cross` in the spec"
-            )
-    return ""
+    placed = any(x.name != "softcap" for each in program.attends for x in each.scores)
+    some = any(each.mechanism or each.graph != Leaf("full", ()) for each in program.attends)
+    if program.cross or not (program.causal or some or placed):
+        return ""
+    return (
+        f"`{program.name}` is for one sequence, and query and key are different tensors: pass the"
+        " same tensor for both (a view is fine, a copy is not), or for two sequences write `cross`"
+        " in the spec"
+    )
 
 
 def _core(
@@ -640,22 +632,22 @@ def _check_tokens(
 ) -> None:
     """Raises unless tokens are dense floats of the axes and the widths of a form, and of the type
     of the weights, if there are any."""
-    count = {x.dim() for x in named.values() if isinstance(x, Tensor)}
     for (name, x), width in zip(named.items(), widths, strict=True):
-        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        if kind not in FLOATS:
             raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
         if x.is_nested:
             raise TypeError(
                 f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
                 " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
             )
-        if x.dim() not in axes or len(count) > 1 or x.shape[-1] != width:
-            each = f", each of as many axes as {', '.join(named)}" * (len(count) > 1)
+        mixed = any(isinstance(y, Tensor) and y.dim() != x.dim() for y in named.values())
+        if x.dim() not in axes or mixed or x.shape[-1] != width:
+            each = f", each of as many axes as {', '.join(named)}" * mixed
             raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if weight is not None and x.dtype != weight.dtype and not autocast:
-            raise TypeError(f"{name} must be {weight.dtype} as the weights, got {x.dtype}")
+        if weight is not None and kind != weight.dtype:
+            if not torch.is_autocast_enabled(x.device.type):
+                raise TypeError(f"{name} must be {weight.dtype} as the weights, got {kind}")
 
 
 def of_layer(program: Program, layer: int, heads: int) -> Program:
@@ -679,19 +671,17 @@ def of_layer(program: Program, layer: int, heads: int) -> Program:
 
 def _read_by(program: Program) -> str:
     """Which of q, k and v the heads of a layer read."""
-    read: set[str] = set()
+    read = ""
     for attend in program.attends:
-        mechanism, reads = attend.mechanism, "qkv"
-        if shares_keys(attend.graph):
-            reads = "qv"
-        elif mechanism is not None and attend.graph is None:
+        mechanism, reads = attend.mechanism, "qv" if shares_keys(attend.graph) else "qkv"
+        if mechanism is not None and attend.graph is None:
             arguments = dict(mechanism.arguments)
+            dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
             if mechanism.name in WHOLE:
                 reads = "qv" if mechanism.name == "gmlp" else "v" if program.heads else ""
             elif mechanism.name == "synthesizer" and not arguments.get("products", False):
-                dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
                 reads = "qv" if dense else "v"
-        read |= set(reads)
+        read += reads
     return "".join(name for name in "qkv" if name in read)
 
 
@@ -701,18 +691,3 @@ def size_of(name: str, value: Any) -> int:
     if size < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value}")
     return size
-
-
-def _turned(rotary: Rotary, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What `rotary` makes of queries and keys; raises unless it keeps their shapes."""
-    # whoever writes a callable may return anything
-    result: object = rotary(q, k, positions)
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise TypeError(f"rotary must return q and k, got {type(result).__name__}")
-    for name, one, other in zip("qk", result, (q, k), strict=True):
-        if not isinstance(one, Tensor) or one.shape != other.shape:
-            what = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
-            raise ValueError(
-                f"rotary must keep the shape of {name}, {list(other.shape)}, got {what}"
-            )
-    return result[0], result[1]

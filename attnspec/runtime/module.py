@@ -30,7 +30,7 @@ from attnspec.ir.program import Attend, Input
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Streamable
+from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import (
     FLOATS,
     INTEGERS,
@@ -65,8 +65,7 @@ from attnspec.runtime.streaming import (
     StreamState,
     Works,
     followed,
-    stream_kernel,
-    streamed_works,
+    streamed,
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -332,16 +331,8 @@ class CompiledAttention(Learner):
             check_finite(self.program, q, k, values, data)
         if self._waits:
             self.make_parameters(q.shape[3], values.shape[3], q.device)
-        tables = self._tables(q, v) if self.engine.own else {}
-        if pairs and self.engine.pairs:
-            data, of_pairs = taken_apart(self.program, data, k.shape[2])
-            tables |= of_pairs
-        draws = (0, 0) if self.draws is None else self.draws.of(layer)
-        return Call(padding, dropout_p, tables, data, draws)
-
-    def _tables(self, q: Tensor, v: Tensor | None) -> dict[str, Tensor]:
-        """What is learned, by name, for a call with these queries and values."""
-        self.check_sizes(q, v)
+        if self.engine.own:
+            self.check_sizes(q, v)
         tables = {name: self.learned(name) for name in self.engine.own}
         for name, table in tables.items():
             if table.device != q.device:
@@ -349,11 +340,14 @@ class CompiledAttention(Learner):
                     f"the parameter `{name}` must be on {q.device} as q, got {table.device}:"
                     f" move the module, `.to({str(q.device)!r})`"
                 )
-        if self._before and again():
-            for (name, row), rows in self._before.items():
-                place = torch.tensor([row], device=rows.device)
-                tables[name] = tables[name].index_copy(0, place, rows[None])
-        return tables
+        for (name, row), rows in self._before.items() if self._before and again() else ():
+            place = torch.tensor([row], device=rows.device)
+            tables[name] = tables[name].index_copy(0, place, rows[None])
+        if pairs and self.engine.pairs:
+            data, of_pairs = taken_apart(self.program, data, k.shape[2])
+            tables |= of_pairs
+        draws = (0, 0) if self.draws is None else self.draws.of(layer)
+        return Call(padding, dropout_p, tables, data, draws)
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -374,75 +368,50 @@ class CompiledAttention(Learner):
         **unknown: Never,
     ) -> Any:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
-        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
-        next call. `state` is None at the start of a sequence, `layer` as in a call;
+        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], which are the rows of a call with
+        the whole sequence, and the state after them, for the next call; `state` is None at first.
         `key_padding_mask` and `inputs` are those of the t positions, [B, t].
 
-        The outputs are the rows of a call with the whole sequence. A state holds sums of the
-        features of all keys, or what a later position may read; it stays as it is, so that one may
+        A state holds sums of the features of all keys, or what a later position may read; one may
         go on from it more than once. Heads that look back without a bound are refused, unless a
-        state may `keep_all` their keys. With `in_place` what is kept is written into the memory of
-        `state`, which is then used up.
+        state may `keep_all` their keys. With `in_place` the memory of `state` is written over.
 
-        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state). Raises
-        ValueError for what is not causal, looks back without a bound, reads a length, or computes
-        something else at every length; TypeError or ValueError for tensors that do not fit.
+        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state). ValueError for
+        what is not causal, looks back without a bound, reads a length, or differs at every length.
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.step)
         layer, _ = self.checked(q, k, v, layer)
-        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
-        works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
-        state, positions = StreamState.first(state, works, q, k, v), q.shape[2]
+        of: Any = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
+        works, prepared = self._streams.get(of, lambda: apart(lambda: streamed(self.engine, *of)))
+        state, n = StreamState.first(state, works, q, k, v), q.shape[2]
         call = self.call_of(layer, q, k, v, key_padding_mask, inputs, pairs=False)
-        some = 0 not in (q.shape[0], positions)
+        parts, end, some = state.parts, state.position + n, 0 not in (q.shape[0], n)
         if some:
-            marked = check_promises(self.program, call.data, state.marked)
-            state = replace(state, marked=marked)
-            check_exact(self.engine.computed, call.data, state.position + positions)
-        if some and prepared.groups:
-            call, prepared = replace(call, in_place=in_place), replace(prepared, layer=layer)
-            return self._go_on(prepared, (q, k, v), call, state, return_lse)
-        if some:
-            # a call of the next queries with all keys
-            at = np.arange(state.position, state.position + positions)
-            new = KeyCache(k, v, at, state.position + positions, call.padding, call.data)
-            every = followed(cast("KeyCache | None", state.parts[0]), new, self.program)
-            state = replace(state, parts=(every, *state.parts[1:]))
-            k, v, key_padding_mask, inputs = every.keys, every.values, every.padding, every.data
-        rest: Any = {"layer": layer, "key_padding_mask": key_padding_mask, "inputs": inputs}
-        out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
-        return out, state.after(positions, state.parts)
-
-    def _go_on(
-        self, prepared: Prepared, tensors: Parts, whole: Call, state: StreamState, return_lse: bool
-    ) -> Any:
-        """A step by kernels that go on from the parts of a state."""
+            state = replace(state, marked=check_promises(self.program, call.data, state.marked))
+            check_exact(self.engine.computed, call.data, end)
+            if not prepared.groups:
+                # a call of the next queries with all keys
+                at = np.arange(state.position, end)
+                new = KeyCache(k, v, at, end, call.padding, call.data)
+                every = followed(cast("KeyCache | None", parts[0]), new, self.program)
+                k, v, key_padding_mask, inputs = every.keys, every.values, every.padding, every.data
+                parts = every, *parts[1:]
+        if not some or not prepared.groups:
+            rest: Any = {"layer": layer, "key_padding_mask": key_padding_mask, "inputs": inputs}
+            out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
+            return out, state.after(n, parts)
         steps = []
-        for group, part in zip(prepared.groups, state.parts, strict=True):
-            kernel = cast(Streamable, group.kernel)
-            call = replace(whole, tables=self.engine.tables(group, prepared.layer, whole.tables))
-            out, after = kernel.step(*group.parts(*tensors), call, part, return_lse)
-            if return_lse and out[1] is None:
+        for group, part in zip(prepared.groups, parts, strict=True):
+            tables = self.engine.tables(group, layer, call.tables)
+            mine, kernel = replace(call, tables=tables, in_place=in_place), cast(Any, group.kernel)
+            (out, lse), after = kernel.step(*group.parts(q, k, v), mine, part, return_lse)
+            if return_lse and lse is None:
                 raise no_log_sum_exps(self.program)
-            steps.append((*out, after))
+            steps.append((out, lse, after))
         outs, sums, parts = zip(*steps, strict=True)
         joined: Any = prepared.joined(outs)
-        if return_lse:
-            joined = joined, prepared.joined(sums)
-        return joined, state.after(tensors[0].shape[2], parts)
-
-    def _stream(
-        self, layer: int, heads: int, keys: int, device: str, keep_all: bool
-    ) -> tuple[Works, Prepared]:
-        place, works = torch.device(device), streamed_works(self.engine.binder, layer, heads)
-        if any(work.decided or work.changes.inputs for work, _ in works):
-            # each step is a call with all keys
-            return works, Prepared()
-
-        of = self.backend, keep_all
-        kernels = [(stream_kernel(self.program, layer, *x, place, *of), *x) for x in works]
-        return works, self.engine.together(kernels, heads, keys, place)
+        return (joined, prepared.joined(sums)) if return_lse else joined, state.after(n, parts)
 
     # --- what a call reads, and what moves in training ------------------------------------------
 
