@@ -16,7 +16,7 @@ from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
-from attnspec.ir.api_checks import index_of, joined_parameters, length_of, parameter_of
+from attnspec.ir.api_checks import joined_parameters, length_of, parameter_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
@@ -519,9 +519,7 @@ class Spec:
         """
         from attnspec.compile.exports.block_rows import block_rows
 
-        size = index_of("block", block)
-        if size < 1:
-            raise AttnSpecError(f"`block` must be at least 1, got {size}")
+        size = length_of(block, "`block`", 1)
         stack, length = self._crossed(n, m, inputs)
         return block_rows(stack.relation(length, layer, head), length_of(n), size, m)
 

@@ -1,8 +1,5 @@
-"""What computes a program at every length, whatever it has learned.
-
-Each module has an engine; the operator has one for each text of a program, that of a module here if
-there is one.
-"""
+"""What computes a program at every length, whatever it has learned: an engine of each module, and
+for the operator of each text of a program."""
 
 from __future__ import annotations
 
@@ -64,10 +61,8 @@ Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 Outputs: TypeAlias = "tuple[Tensor, Tensor | None]"
 """The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
 
-
 Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
 """A kernel, what it computes, and its heads."""
-
 
 Selection: TypeAlias = "Tensor | slice | None"
 """Which heads: their numbers, a slice where they follow each other, None for all."""
@@ -132,11 +127,9 @@ NOTHING = Call()
 
 class Engine:
     """The kernels of a program, chosen and built for every layer and length that is asked for.
-
-    `text` is the plan that it was made of, by which traced programs name it; `own` names what is
-    learned, in the order of a module's parameters, `pairs` the inputs that have a number of each
-    pair, [1, H or 1, B, n_q, n_k], which have gradients as tables have, and `learned` both.
-    """
+    `text` is its plan, by which traced programs name it; `own` names what is learned, in the order
+    of a module's parameters, `pairs` the inputs with a number of each pair, [1, H or 1, B, n_q,
+    n_k], which have gradients as tables have, and `learned` both."""
 
     def __init__(self, plan: Mapping[str, object]) -> None:
         if plan["format"] != FORMAT:
@@ -170,11 +163,9 @@ class Engine:
         return_lse: bool = False,
         reusable: bool = False,
     ) -> Outputs:
-        """The output, and its log-sum-exps if they are asked for, of a call that was checked, whose
-        tables are all that is learned, by name, [layers or 1, heads or 1, …]. With `reusable`
-        log-sum-exps come also where kernels compute them anyway, for `derivatives` to reuse, 0 for
-        other heads.
-        """
+        """The output, and log-sum-exps if asked for, of a checked call whose tables are all that is
+        learned, [layers or 1, heads or 1, …]. With `reusable` log-sum-exps come also where kernels
+        compute them anyway, for derivatives, 0 for other heads."""
         q, k, v = parts
         if self.program.inputs:
             m = prepared.start + q.shape[2] if self.program.cross else None
@@ -201,7 +192,7 @@ class Engine:
                     mine,
                     tables=self.tables(group, prepared.layer, mine.tables),
                     data=data_of(group.work, group.heads, prepared.decisions, choices, mine.data),
-                    known=known and [selected(x, 1, group.queries) for x in known],
+                    known=known and cast(Any, [selected(x, 1, group.queries) for x in known]),
                 )
             out = lse = None
             if return_lse or reusable:
@@ -219,9 +210,8 @@ class Engine:
         return prepared.joined(outs), prepared.joined(sums) if return_lse or reusable else None
 
     def check_data(self, data: Mapping[str, Tensor], n: int, m: int | None = None) -> None:
-        """Raises ValueError where the inputs of n positions, read by m queries of another sequence
-        if it is given, break a promise, or numbers that predicates compute of them may not be
-        exact."""
+        """Raises ValueError where inputs of n positions, and of m queries, break a promise, or what
+        predicates compute of them may not be exact."""
         check_promises(self.program, data, {})
         read = [data[name] for name in sorted(set().union(*self.computed.values()))]
         if any(x.is_cuda for x in read) and torch.cuda.is_current_stream_capturing():
@@ -271,8 +261,7 @@ class Engine:
         return decided(decisions, q, k, call, tables, count)
 
     def tables(self, group: Group, layer: int, learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a group's heads have learned, [heads of the group or 1, …], in float32 at least:
-        gradients of tables are sums over all pairs."""
+        """What a group's heads have learned, in float32 at least: its gradients are long sums."""
         rows = {x: rows_of(learned[name], layer, group.queries) for x, name in group.tables}
         return {x: y.to(torch.promote_types(y.dtype, torch.float32)) for x, y in rows.items()}
 
@@ -307,9 +296,8 @@ class Engine:
         query_start: int = 0,
         call: tuple[object, ...] | None = None,
     ) -> Prepared:
-        """What runs a layer for q [B, H, n_q, d] and k [B, H_kv, n_k, d], built or kept; for
-        positions that a trace does not count, the definition. It is kept as that of all calls of
-        which `call` says the same."""
+        """What runs a layer for q [B, H, n_q, d] and k [B, H_kv, n_k, d], the definition where a
+        trace does not count positions; kept for all calls of which `call` says the same."""
         (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
         symbols: tuple[object, object] = n_q, n_k
         if 0 in (batch, n_q, n_k):
@@ -378,7 +366,8 @@ def engine_of(text: str) -> Engine:
 
 def require_log_sum_exps(program: Program, layer: int) -> None:
     """Raises ValueError where what a head of the layer divides by has no logarithm."""
-    if any(_without_logarithm(program.attends[slot]) for slot in set(program.row(layer))):
+    attends = [program.attends[slot] for slot in program.row(layer)]
+    if any(map(_without_logarithm, attends)):
         raise no_log_sum_exps(program)
 
 
@@ -416,8 +405,7 @@ def _reuses(kernel: Kernel, q: Tensor) -> bool:
 
 
 def nothing(q: Tensor, k: Tensor, v: Tensor) -> Outputs:
-    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
-    log-sum-exps of nothing."""
+    """Zeros [B, H, n_q, d_v] that autograd ties to q, k and v, and log-sum-exps of nothing."""
     zero = q[:0].sum() + k[:0].sum() + v[:0].sum()
     out = zero.expand(*q.shape[:3], v.shape[3]).clone()
     wide = torch.promote_types(q.dtype, torch.float32)

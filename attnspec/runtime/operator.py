@@ -1,11 +1,8 @@
 """`torch.ops.attnspec.attention`: a compiled attention as one operator of torch.
 
-What traces a program, or records operators one by one, sees a call of it: one graph serves every
-length, and an exported program runs wherever this package is imported. It returns the output of a
-module and its log-sum-exps, which are for `return_lse` and for derivatives and else mean nothing.
-
-Here are its rules. What it does is `runtime.engine`'s, which is imported when it runs: this module
-is imported as soon as torch is.
+What traces a program sees a call of it: one graph serves every length, and an exported program runs
+wherever this package is imported. Its log-sum-exps are for `return_lse` and for derivatives, and
+else mean nothing. `runtime.engine` is imported when it runs, this module as soon as torch is.
 """
 
 from __future__ import annotations
@@ -54,11 +51,10 @@ ABOVE = 5
 
 
 class Given(NamedTuple):
-    """What the operator is called with: q, k and v as a module, the text of a plan, what a module
-    of it has learned and the run-time inputs, both in the order of the program, a length as
-    [B, 1, 1]; the seed of dropout, and which random features are drawn: how often the layer was
-    called in training, and how often anew was asked for; between two sequences the number of the
-    first query; and how many of the keys count, an integer []."""
+    """What the operator is called with: q, k and v, the text of a plan, what a module of it has
+    learned and the run-time inputs, in the order of the program, a length as [B, 1, 1]; the seed of
+    dropout; as `Draws`, how often the layer was called and draws anew were asked for; the number of
+    the first query between two sequences; how many of the keys count, an integer []."""
 
     q: Any
     k: Any

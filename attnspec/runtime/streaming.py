@@ -32,9 +32,8 @@ Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StreamState:
-    """What a causal attention keeps of the first `position` positions, for each group of heads,
-    what these compute, of what tensors they were, and how many tokens of each sample, int64 [B],
-    the inputs marked that promise a bound."""
+    """What a causal attention keeps of the first `position` positions: for each group of heads its
+    part; `marked`, int64 [B], counts the tokens that inputs marked which promise a bound."""
 
     position: int
     parts: tuple[object, ...]
@@ -46,8 +45,7 @@ class StreamState:
     def first(
         state: StreamState | None, works: Works, q: Tensor, k: Tensor, v: Tensor
     ) -> StreamState:
-        """The state to go on from; raises unless it is one of such works and of such tensors, and
-        all positions have queries and keys."""
+        """The state to go on from; raises unless it fits the works and the tensors."""
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 "a step takes the queries, keys and values of the same positions,"
@@ -73,8 +71,7 @@ class StreamState:
         return replace(self, position=self.position + positions, parts=tuple(parts))
 
     def selected(self, samples: Tensor) -> StreamState:
-        """The state of some samples, by their numbers, int64 [B']: in another order, more than once
-        or left out, as a search with beams goes on from them."""
+        """The state of some samples, int64 [B'], in any order, as a search with beams has them."""
         batch = self.samples
 
         def chosen(x: Tensor) -> Tensor:
@@ -119,8 +116,7 @@ def streamed(
     engine: Engine, layer: int, heads: int, keys: int, device: str, keep_all: bool
 ) -> tuple[Works, Prepared]:
     """What groups of heads compute at every length and what goes on with them, nothing where each
-    step is a call with all keys; ValueError where a step cannot be taken. With `keep_all` heads
-    that look back without a bound keep every key."""
+    step is a call with all keys; ValueError where no step can be taken."""
     works, place = _steady(engine.binder, layer, heads), torch.device(device)
     if any(work.decided or work.changes.inputs for work, _ in works):
         return works, Prepared()
