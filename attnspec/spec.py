@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Never, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
-from attnspec.ir.api_checks import index_of, joined_parameters, length_of, parameter_of
+from attnspec.ir.api_checks import joined_parameters, length_of, parameter_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
@@ -461,6 +461,7 @@ class Spec:
         device: str | torch.device | None = None,
         head_size: int | None = None,
         check_finite: bool = False,
+        **unknown: Never,
     ) -> CompiledAttention:
         """A torch.nn.Module that computes this attention at every n, its parameters on the device.
         Parameters that have the size of a head in their shape are made by the first call, or at
@@ -470,7 +471,10 @@ class Spec:
         ValueError for a device that is not there.
         """
         from attnspec.compile.compiler import compile_program
+        from attnspec.runtime.call_checks import refuse_unknown
 
+        if unknown:
+            refuse_unknown(self.program, unknown, Spec.compile)
         require_built(self.program)
         module = compile_program(self.program, backend, device, head_size)
         module.check_finite = check_finite
@@ -515,9 +519,7 @@ class Spec:
         """
         from attnspec.compile.exports.block_rows import block_rows
 
-        size = index_of("block", block)
-        if size < 1:
-            raise AttnSpecError(f"`block` must be at least 1, got {size}")
+        size = length_of(block, "`block`", 1)
         stack, length = self._crossed(n, m, inputs)
         return block_rows(stack.relation(length, layer, head), length_of(n), size, m)
 

@@ -115,11 +115,11 @@ def index_of(what: str, value: int) -> int:
         raise TypeError(f"{what} must be an integer, got {type(value).__name__}") from None
 
 
-def length_of(n: int, name: str = "n") -> int:
-    """A length as a Python integer, from 0 to 2**31 - 1."""
+def length_of(n: int, name: str = "n", least: int = 0) -> int:
+    """A length or a size as a Python integer, from `least` to 2**31 - 1."""
     value = index_of(name, n)
-    if not 0 <= value <= 2**31 - 1:
-        raise AttnSpecError(f"{name} must be between 0 and 2**31 - 1, got {value}")
+    if not least <= value <= 2**31 - 1:
+        raise AttnSpecError(f"{name} must be between {least} and 2**31 - 1, got {value}")
     return value
 
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.predicates.inputs import require_exact
-from attnspec.ir.api_checks import index_of
+from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import OF_QUERIES, POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
-from attnspec.limits import LIMITS
 from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
@@ -54,7 +53,10 @@ _MASKS = (
 _WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` shows the pairs"
 _CAUSAL = "write the statement `causal` in the spec"
 _SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
+_CALL = "calls of the module that `spec.compile()` returns take it, `module(q, k, v, layer=0)`"
+_OF_CALLS = "layer", "key_padding_mask", "dropout_p", "inputs", "return_lse", "query_start", "keys"
 _INSTEAD = {
+    **dict.fromkeys(_OF_CALLS, _CALL),
     **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
     "enable_gqa": "k and v may always have fewer heads than q: leave it out",
     "head": "a call has all heads: give them as the axis H",
@@ -74,7 +76,7 @@ def refuse_unknown(
 ) -> None:
     """Raises TypeError for keywords that a function does not take, with what to do instead."""
     parameters = signature(function).parameters.values()
-    names = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+    names = [each.name for each in parameters if each.default is not Parameter.empty]
     for name in unknown:
         why = _INSTEAD.get(name) or did_you_mean(name, names) or "it takes " + ", ".join(names)
         if name in [entry.name for entry in program.inputs]:
@@ -98,7 +100,7 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_strided(name, x)
     for name, x in zip("qkv", (q, k, v), strict=True):
         if x.dim() != 4:
-            raise _misshapen(f"{name} must have the axes [B, H, n, d]", q, k, v)
+            raise ValueError(f"{name} must have the axes [B, H, n, d], got {_shapes(q, k, v)}")
     if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(
             "q, k and v must have one floating type of 16 to 64 bits,"
@@ -110,36 +112,32 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
             f" got q on {q.device}, k on {k.device}, v on {v.device}"
         )
     (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
-    if declared is not None and heads != declared:
-        why = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
-        raise _misshapen(why, q, k, v, declared, f"; {LATER}")
-    if batch != k.shape[0] or batch != v.shape[0]:
-        raise _misshapen("q, k and v must have one batch size", q, k, v)
-    if key_heads != v.shape[1] or n_k != v.shape[2]:
-        raise _misshapen("k and v must have the same heads and positions", q, k, v, declared)
-    if size != k.shape[3]:
-        raise _misshapen("q and k must have one head size", q, k, v)
-    if not heads or not key_heads or heads % key_heads:
-        raise _misshapen("the heads of k and v must divide those of q", q, k, v, declared)
-    if size == 0 or v.shape[3] == 0:
-        raise _misshapen("heads must have a size of at least 1", q, k, v)
-    if not program.cross and n_q > n_k:
-        why = "queries are the last n_q of n_k positions, so that n_q is at most n_k"
-        other = "; for keys of another sequence the spec says `cross`"
-        raise _misshapen(why, q, k, v, declared, other)
+    longer, kept = n_q > n_k and not program.cross, declared is None or heads == declared
+    count = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
+    shared = heads and key_heads and heads % key_heads == 0
+    apart = key_heads != v.shape[1] or n_k != v.shape[2]
+    for wrong, why in (
+        (not kept, count),
+        (batch != k.shape[0] or batch != v.shape[0], "q, k and v must have one batch size"),
+        (apart, "k and v must have the same heads and positions"),
+        (size != k.shape[3], "q and k must have one head size"),
+        (not shared, "the heads of k and v must divide those of q"),
+        (size == 0 or v.shape[3] == 0, "heads must have a size of at least 1"),
+        (longer, "queries are the last n_q of n_k positions, so that n_q is at most n_k"),
+    ):
+        if wrong:
+            more = "" if kept else f"; {LATER}"
+            # with the heads behind the positions, as other libraries have them
+            turned = n_q == declared if declared is not None else heads > n_q
+            if turned and n_k and n_q % n_k == 0:
+                more = f" (are these [B, n, H, d]? then transpose the axes 1 and 2){more}"
+            if longer and kept:
+                more += "; for keys of another sequence the spec says `cross`"
+            raise ValueError(f"{why}, got {_shapes(q, k, v)}{more}")
 
 
-def _misshapen(
-    why: str, q: Tensor, k: Tensor, v: Tensor, declared: int | None = -1, more: str = ""
-) -> ValueError:
-    """The error for the shapes of q, k and v, with a likely cause unless `declared` is left out."""
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
-    if declared != -1:
-        heads, key_heads = q.shape[2], k.shape[2]
-        fits = heads == declared if declared is not None else q.shape[1] > heads
-        if fits and key_heads and heads % key_heads == 0:
-            shapes += " (are these [B, n, H, d]? then transpose the axes 1 and 2)"
-    return ValueError(f"{why}, got {shapes}{more}")
+def _shapes(*parts: Tensor) -> str:
+    return ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", parts, strict=True))
 
 
 def check_strided(name: str, tensor: object) -> None:
@@ -154,11 +152,7 @@ def check_strided(name: str, tensor: object) -> None:
 def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
     """The number of a call's first query as an integer; ValueError where that says nothing.
     `reads_m` says whether the pairs depend on the number of all queries."""
-    start = index_of("query_start", query_start)
-    if start < 0:
-        raise ValueError(f"query_start must be at least 0, got {start}")
-    if start > LIMITS.length:
-        raise ValueError(f"query_start must be at most 2**31 - 1, got {start}")
+    start = length_of(query_start, "query_start")
     if start and not program.cross:
         raise ValueError(
             f"query_start is for specs with `cross`, and the queries of `{program.name}` are the"
@@ -223,12 +217,15 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
         name, axes = f"the input `{entry.name}`", _KINDS[entry.kind][2]
         check_strided(name, tensor)
         shape = tuple(tensor.shape)
-        some = (heads, 1) if entry.kind in ("buckets", "pairs") else (heads, key_heads, 1)
-        count = {"choices": n_q, "buckets": n_k, "pairs": n_q}.get(entry.kind)
-        fits = len(shape) == 4 and shape[0] == batch and shape[1] in some
-        if not fits or count not in (None, shape[POSITIONS.get(entry.kind, 0)]):
-            sizes = f"here B = {batch}, H = {heads}, H_kv = {key_heads}, n_q = {n_q}, n_k = {n_k}"
-            raise ValueError(f"{name} must have the shape {axes}, {sizes}, got {list(shape)}")
+        sizes = {"B": batch, "H": heads, "H_kv": key_heads, "n_q": n_q, "n_k": n_k, "1": 1}
+        some = [
+            {sizes[x] for x in axis.split(" or ") if x in sizes} for axis in axes[1:-1].split(", ")
+        ]
+        # of numbers of pairs a step has those of all keys
+        rows = zip(some[: 3 if entry.kind == "pairs" else 4], shape, strict=False)
+        if len(shape) != 4 or not all(size in fits or not fits for fits, size in rows):
+            said = ", ".join(f"{x} = {size}" for x, size in sizes.items() if x != "1")
+            raise ValueError(f"{name} must have the shape {axes}, here {said}, got {list(shape)}")
     check_input(entry, tensor, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0

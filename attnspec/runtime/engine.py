@@ -1,8 +1,5 @@
-"""What computes a program at every length, whatever it has learned.
-
-Each module has an engine; the operator has one for each text of a program, that of a module here if
-there is one.
-"""
+"""What computes a program at every length, whatever it has learned: an engine of each module, and
+for the operator of each text of a program."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart, is_batched, is_transformed
 from attnspec.backends.decided.choice import Choice
@@ -40,7 +36,6 @@ from attnspec.lower.work import (
     BackendError,
     Call,
     Kernel,
-    Mergeable,
     Work,
     key_heads,
 )
@@ -66,10 +61,8 @@ Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 Outputs: TypeAlias = "tuple[Tensor, Tensor | None]"
 """The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
 
-
 Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
 """A kernel, what it computes, and its heads."""
-
 
 Selection: TypeAlias = "Tensor | slice | None"
 """Which heads: their numbers, a slice where they follow each other, None for all."""
@@ -134,11 +127,9 @@ NOTHING = Call()
 
 class Engine:
     """The kernels of a program, chosen and built for every layer and length that is asked for.
-
-    `text` is the plan that it was made of, by which traced programs name it; `own` names what is
-    learned, in the order of a module's parameters, `pairs` the inputs that have a number of each
-    pair, [1, H or 1, B, n_q, n_k], which have gradients as tables have, and `learned` both.
-    """
+    `text` is its plan, by which traced programs name it; `own` names what is learned, in the order
+    of a module's parameters, `pairs` the inputs with a number of each pair, [1, H or 1, B, n_q,
+    n_k], which have gradients as tables have, and `learned` both."""
 
     def __init__(self, plan: Mapping[str, object]) -> None:
         if plan["format"] != FORMAT:
@@ -172,11 +163,9 @@ class Engine:
         return_lse: bool = False,
         reusable: bool = False,
     ) -> Outputs:
-        """The output, and its log-sum-exps if they are asked for, of a call that was checked, whose
-        tables are all that is learned, by name, [layers or 1, heads or 1, …]. With `reusable`
-        log-sum-exps come also where kernels compute them anyway, for `derivatives` to reuse, 0 for
-        other heads.
-        """
+        """The output, and log-sum-exps if asked for, of a checked call whose tables are all that is
+        learned, [layers or 1, heads or 1, …]. With `reusable` log-sum-exps come also where kernels
+        compute them anyway, for derivatives, 0 for other heads."""
         q, k, v = parts
         if self.program.inputs:
             m = prepared.start + q.shape[2] if self.program.cross else None
@@ -189,57 +178,40 @@ class Engine:
         choices: Mapping[DataDependent, Choice] = {}
         if prepared.decisions:
             choices = self.decided(prepared.decisions, prepared.layer, *laid, k.shape[2])
-        outs, sums = [], []
+        outs: list[Tensor] = []
+        sums: list[Any] = []
         for group in prepared.groups:
             # a mechanism takes two sequences as they are
             rows, mine = laid if group.work.mechanism is None else (parts, call)
+            kernel: Any = group.kernel
             if group.queries is not None or group.keys is not None:
                 rows = group.parts(*rows)
             if mine.tables or mine.known is not None or choices:
-                mine = self._of_group(group, prepared, mine, choices, q)
+                known: Any = mine.known if _reuses(kernel, q) else None
+                mine = replace(
+                    mine,
+                    tables=self.tables(group, prepared.layer, mine.tables),
+                    data=data_of(group.work, group.heads, prepared.decisions, choices, mine.data),
+                    known=known and cast(Any, [selected(x, 1, group.queries) for x in known]),
+                )
+            out = lse = None
             if return_lse or reusable:
-                out, lse = self._merging(group.kernel, rows, mine, return_lse)
-                sums.append(lse)
-            else:
-                out = group.kernel(*rows, mine)
-            outs.append(out)
+                if (return_lse or _reuses(kernel, q)) and hasattr(kernel, "partial"):
+                    out, lse = kernel.partial(*rows, mine)
+                if return_lse and lse is None:
+                    raise no_log_sum_exps(self.program)
+            outs.append(kernel(*rows, mine) if out is None else out)
+            if lse is None and reusable:
+                wide = torch.promote_types(q.dtype, torch.float32)
+                lse = q.new_zeros(outs[-1].shape[:3], dtype=wide)
+            sums.append(lse)
         if len(outs) == 1 and prepared.order is None:
-            return outs[0], sums[0] if sums else None
-        return prepared.joined(outs), prepared.joined(sums) if sums else None
-
-    def _merging(self, kernel: Kernel, parts: Parts, call: Call, return_lse: bool) -> Partial:
-        """The output, and log-sum-exps where they are asked for or computed anyway, else 0."""
-        if (return_lse or _reuses(kernel, parts[0])) and isinstance(kernel, Mergeable):
-            out, lse = kernel.partial(*parts, call)
-            if lse is not None:
-                return out, lse
-        if return_lse:
-            raise no_log_sum_exps(self.program)
-        out = kernel(*parts, call)
-        wide = torch.promote_types(out.dtype, torch.float32)
-        return out, out.new_zeros(out.shape[:3], dtype=wide)
-
-    def _of_group(
-        self,
-        group: Group,
-        prepared: Prepared,
-        call: Call,
-        choices: Mapping[DataDependent, Choice],
-        q: Tensor,
-    ) -> Call:
-        """The call as the kernel of a group takes it."""
-        known, data = call.known if _reuses(group.kernel, q) else None, call.data
-        if known is not None:
-            known = selected(known[0], 1, group.queries), selected(known[1], 1, group.queries)
-        if choices:
-            data = data_of(group.work, group.heads, prepared.decisions, choices, data)
-        tables = self.tables(group, prepared.layer, call.tables)
-        return replace(call, tables=tables, data=data, known=known)
+            return outs[0], sums[0]
+        return prepared.joined(outs), prepared.joined(sums) if return_lse or reusable else None
 
     def check_data(self, data: Mapping[str, Tensor], n: int, m: int | None = None) -> None:
-        """Raises ValueError where the inputs of n positions, read by m queries of another sequence
-        if it is given, break a promise, or numbers that predicates compute of them may not be
-        exact."""
+        """Raises ValueError where inputs of n positions, and of m queries, break a promise, or what
+        predicates compute of them may not be exact."""
         check_promises(self.program, data, {})
         read = [data[name] for name in sorted(set().union(*self.computed.values()))]
         if any(x.is_cuda for x in read) and torch.cuda.is_current_stream_capturing():
@@ -289,8 +261,7 @@ class Engine:
         return decided(decisions, q, k, call, tables, count)
 
     def tables(self, group: Group, layer: int, learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a group's heads have learned, [heads of the group or 1, …], in float32 at least:
-        gradients of tables are sums over all pairs."""
+        """What a group's heads have learned, in float32 at least: its gradients are long sums."""
         rows = {x: rows_of(learned[name], layer, group.queries) for x, name in group.tables}
         return {x: y.to(torch.promote_types(y.dtype, torch.float32)) for x, y in rows.items()}
 
@@ -325,16 +296,25 @@ class Engine:
         query_start: int = 0,
         call: tuple[object, ...] | None = None,
     ) -> Prepared:
-        """What runs a layer for q [B, H, n_q, d] and k [B, H_kv, n_k, d], built or kept; for
-        positions that a trace does not count, the definition. It is kept as that of all calls of
-        which `call` says the same."""
+        """What runs a layer for q [B, H, n_q, d] and k [B, H_kv, n_k, d], the definition where a
+        trace does not count positions; kept for all calls of which `call` says the same."""
         (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
         symbols: tuple[object, object] = n_q, n_k
         if 0 in (batch, n_q, n_k):
             extents_of(self.program, n_k)
             prepared = Prepared()
         elif torch.SymInt in map(type, symbols):
-            prepared = self._open(layer, heads, key_heads, n_q, n_k, q.device)
+            try:
+                works = self.binder.open_works(layer, heads)
+            except BackendError as error:
+                raise ValueError(
+                    f"`composed()` of `{self.program.name}` cannot be traced with a dynamic length:"
+                    f" {error}; leave `composed()` out, and the program has one operator for every"
+                    " length, or export the file of `attnspec compile --standalone`"
+                ) from None
+            works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
+            kernels = [(OpenKernel(*each, q.device), *each) for each in works]
+            prepared = self.together(kernels, heads, key_heads, q.device)
         else:
             alike = self.binder.alike(layer)
             key = alike, heads, key_heads, n_q, n_k, str(q.device), query_start
@@ -345,22 +325,6 @@ class Engine:
                 prepared = self.prepared.get(key, lambda: apart(lambda: self._build(key)))
         prepared = replace(prepared, layer=layer, start=query_start)
         return prepared if call is None else self.calls.get(call, lambda: prepared)
-
-    def _open(
-        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device
-    ) -> Prepared:
-        """The definition for lengths that are symbols; ValueError where there is none of them."""
-        try:
-            works = self.binder.open_works(layer, heads)
-        except BackendError as error:
-            raise ValueError(
-                f"`composed()` of `{self.program.name}` cannot be traced with a dynamic length:"
-                f" {error}; leave `composed()` out, and the program has one operator for every"
-                " length, or export the file of `attnspec compile --standalone`"
-            ) from None
-        works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
-        kernels = [(OpenKernel(*each, device), *each) for each in works]
-        return self.together(kernels, heads, key_heads, device)
 
     def _build(self, key: Key) -> Prepared:
         layer, heads, key_heads, n_q, n_k, device, query_start = key
@@ -402,7 +366,8 @@ def engine_of(text: str) -> Engine:
 
 def require_log_sum_exps(program: Program, layer: int) -> None:
     """Raises ValueError where what a head of the layer divides by has no logarithm."""
-    if any(_without_logarithm(program.attends[slot]) for slot in set(program.row(layer))):
+    attends = [program.attends[slot] for slot in program.row(layer)]
+    if any(map(_without_logarithm, attends)):
         raise no_log_sum_exps(program)
 
 
@@ -440,8 +405,7 @@ def _reuses(kernel: Kernel, q: Tensor) -> bool:
 
 
 def nothing(q: Tensor, k: Tensor, v: Tensor) -> Outputs:
-    """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
-    log-sum-exps of nothing."""
+    """Zeros [B, H, n_q, d_v] that autograd ties to q, k and v, and log-sum-exps of nothing."""
     zero = q[:0].sum() + k[:0].sum() + v[:0].sum()
     out = zero.expand(*q.shape[:3], v.shape[3]).clone()
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from attnspec.backends.common.merging import merged
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
-from attnspec.ir.api_checks import index_of
+from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import EXPRESSION, Attend, Leaf, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Symbol
 from attnspec.ir.serial import plan_data
@@ -99,8 +99,9 @@ class SelfAttention(nn.Module):
                 parameter = shared.attention.get_parameter(theirs[entry])
                 self.attention.register_parameter(name, parameter)
         self.read = _read_by(program)
-        self.num_kv_heads = self._key_heads(num_kv_heads)
-        self.rotary = self._checked_rotary(rotary)
+        key_heads = self.num_heads if num_kv_heads is None else num_kv_heads
+        self.num_kv_heads, self.rotary = length_of(key_heads, "num_kv_heads", 1), rotary
+        self._check_options(self.num_kv_heads, rotary)
         keys = width // self.num_heads * self.num_kv_heads
         self.widths = [width if name == "q" else keys for name in self.read]
         if self.read:
@@ -111,37 +112,24 @@ class SelfAttention(nn.Module):
             self.extra = nn.Parameter(torch.empty(self.extra_tokens, width))
         self._start(None)
 
-    def _key_heads(self, count: int | None) -> int:
-        """The heads of keys and values: as many as of queries where no number is given."""
-        if count is None:
-            return self.num_heads
-        key_heads = size_of("num_kv_heads", count)
+    def _check_options(self, key_heads: int, rotary: Any) -> None:
+        """Raises unless the heads of keys divide those of queries, `rotary` is callable, and both
+        are for layers that have queries and keys."""
         if self.num_heads % key_heads:
             raise ValueError(
                 f"num_kv_heads must divide num_heads, got {key_heads} and {self.num_heads}"
             )
-        if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
-            why = "its queries are also its keys" if self.shared else "it has no queries and keys"
-            raise ValueError(
-                f"num_kv_heads cannot be used with `{self.attention.program.name}`, got"
-                f" {key_heads}: {why}"
-            )
-        return key_heads
-
-    def _checked_rotary(self, rotary: Rotary | None) -> Rotary | None:
-        if rotary is None:
-            return None
-        if not callable(rotary):
+        if rotary is not None and not callable(rotary):
             raise TypeError(
                 "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
                 f" {type(rotary).__name__}"
             )
-        if not {"q", "k"} <= {*self.read}:
-            shared = self.shared and "q" in self.read
-            why = "its queries are also its keys" if shared else "it has no queries and keys"
-            name = self.attention.program.name
+        same, name = self.shared and "q" in self.read, self.attention.program.name
+        why = "its queries are also its keys" if same else "it has no queries and keys"
+        if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
+            raise ValueError(f"num_kv_heads cannot be used with `{name}`, got {key_heads}: {why}")
+        if rotary is not None and not {"q", "k"} <= {*self.read}:
             raise ValueError(f"rotary cannot be used with `{name}`: {why}, so leave it out")
-        return rotary
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts everything that is learned anew, drawn with the generator: projections as Glorot
@@ -214,8 +202,8 @@ class SelfAttention(nn.Module):
     def _heads(
         self, x: Tensor, first: int, padding: Tensor | None, inputs: Inputs
     ) -> tuple[Parts, dict[str, Any]]:
-        """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
-        from a position on, v for what is not read, and what there is besides."""
+        """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] from a
+        position on, v for what is not read, and what there is besides."""
         weight = self.in_weight if self.read else None
         _check_tokens({"x": x}, [self.embed_dim], (3,), "[B, n, {0}]", weight)
         if self.extra_tokens and not first:
@@ -231,7 +219,14 @@ class SelfAttention(nn.Module):
         k = _with_shared(self.shared, q, k)
         if self.rotary is not None:
             positions = self.attention.positions(first, x.shape[1], x.device)
-            q, k = _turned(self.rotary, q, k, positions)
+            turned: Any = self.rotary(q, k, positions)
+            if not isinstance(turned, tuple | list) or len(turned) != 2:
+                raise TypeError(f"rotary must return q and k, got {type(turned).__name__}")
+            for name, one, x in zip("qk", turned, (q, k), strict=True):
+                shape = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
+                if shape != (meant := list(x.shape)):
+                    raise ValueError(f"rotary must keep the shape of {name}, {meant}, got {shape}")
+            q, k = turned
         return (q, k, v), {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
 
     def _joined(self, out: Tensor, count: int) -> Tensor:
@@ -244,20 +239,19 @@ class SelfAttention(nn.Module):
         self, x: Tensor, padding: Tensor | None, inputs: Inputs
     ) -> tuple[Tensor, Tensor | None, Inputs]:
         """The tokens, their padding and inputs with the extra tokens before them."""
-        attention: object = self.attention
-        if not isinstance(attention, CompiledAttention):
+        program, count = self.attention.program, self.extra_tokens
+        if not isinstance(cast(object, self.attention), CompiledAttention):
             raise ValueError(
-                f"`{self.attention.program.name}` has extra tokens, which stand before the whole"
+                f"`{program.name}` has extra tokens, which stand before the whole"
                 " sequence, and a rank has a shard of it: leave `extra_tokens` out, and put the"
                 " tokens into x"
             )
-        count = self.extra_tokens
         x = torch.cat([self.extra.to(x.dtype).expand(len(x), -1, -1), x], 1)
         # what does not fit is left to the checks of the attention
         if isinstance(padding, Tensor) and padding.dim() == 2:
             padding = functional.pad(padding, (count, 0), value=True)
         longer = dict(inputs) if isinstance(inputs, Mapping) else {}
-        for name, kind in ((x.name, x.kind) for x in attention.program.inputs):
+        for name, kind in ((x.name, x.kind) for x in program.inputs):
             tensor = longer.get(name)
             if not isinstance(tensor, Tensor):
                 continue
@@ -352,8 +346,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         _check_tokens(named, [*widths, self.kdim, self.vdim], (2, 3), form, self.out_proj.weight)
         if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
-        attention: object = self.attention
-        if not isinstance(attention, CompiledAttention) and (need_weights or attn_mask is not None):
+        own = isinstance(cast(object, self.attention), CompiledAttention)
+        if not own and (need_weights or attn_mask is not None):
             raise ValueError(
                 "a rank has a shard of the sequence, and neither weights nor attn_mask of all"
                 " pairs: call it with need_weights=False, and say in the spec what the mask says"
@@ -460,30 +454,28 @@ class MultiheadAttention(nn.MultiheadAttention):
         added: Tensor | None,
         inputs: Inputs,
     ) -> Tensor:
-        """The output [B, H, n_q, e] for the values of the keys and of extra ones behind, with their
-        scores. More queries than keys, which every pair that is read allows, come as many at a time
-        as there are keys."""
+        """The output [B, H, n_q, e] for the values of the keys and of extra ones behind; more
+        queries than keys, where every pair is read, as many at a time as there are keys."""
         run, n_q, n_k, every = self.attention, q.shape[2], k.shape[2], dict(inputs or {})
         dropout_p = self.dropout if self.training else 0
-        rest: Any = {"key_padding_mask": real, "dropout_p": dropout_p}
-        rest |= {"layer": self._drawn_as, "return_lse": extra is not None}
-        size = n_k if 0 < n_k < n_q and not run.program.cross else n_q
-        masks: Sequence[Tensor | None] = [None] * -(-n_q // max(1, size))
-        name = ""
+        rest: Any = {"key_padding_mask": real, "dropout_p": dropout_p, "layer": self._drawn_as}
+        size = n_k if 0 < n_k < n_q and not run.program.cross else max(1, n_q)
+        rows = torch.split(q, size, 2)
+        reads = [every] * len(rows)
         if added is not None:
             _check_masked(run.program, q)
             run, name = run.with_input("pairs", _masked)
             masks = torch.split(added.expand(len(q), -1, n_q, n_k), size, 2)
-        outs: list[Any] = []
-        for rows, mask in zip(torch.split(q, size, 2), masks or [None], strict=True):
-            own = every if mask is None else {**every, name: mask}
-            outs.append(run(rows, k, values[:, :, :n_k], inputs=own, **rest))
+            reads = [{**every, name: mask} for mask in masks]
+        rest["return_lse"] = extra is not None
+        pairs = zip(rows, reads, strict=True)
+        outs = [run(x, k, values[:, :, :n_k], inputs=read, **rest) for x, read in pairs]
         if extra is None:
             return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
-        out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
-        scores = extra.to(lse.dtype)
+        scores = extra.to(torch.promote_types(extra.dtype, torch.float32))
         weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
         more = weights.to(values.dtype) @ values[:, :, n_k:], torch.logsumexp(scores, -1)
+        out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
         return merged((out, lse), more)[0]
 
 
@@ -510,11 +502,9 @@ def _check_masked(program: Program, q: Tensor) -> None:
 
 def _is_same(query: Tensor, key: Tensor) -> bool:
     """Whether both are one tensor, or views of the same numbers in the same order."""
-    if query is key:
-        return True
-    if torch.compiler.is_compiling() or is_watched(query) or is_transformed():
-        # what is traced or transformed has no memory to go by
-        return False
+    # what is traced or transformed has no memory to go by
+    if query is key or torch.compiler.is_compiling() or is_watched(query) or is_transformed():
+        return query is key
     alike = query.shape == key.shape and query.stride() == key.stride()
     return alike and query.device == key.device and query.data_ptr() == key.data_ptr() != 0
 
@@ -529,8 +519,7 @@ def _check_mask(name: str, mask: Tensor, *shapes: list[int]) -> None:
 
 
 def _check_attends(program: Program, learned: bool, zero: bool) -> None:
-    """Raises unless every head weighs values by queries and keys, and a key without a position, if
-    there is one, has a weight beside those of the spec."""
+    """Raises unless heads weigh values by queries and keys, and those of extra keys beside them."""
     name = "add_bias_kv" if learned else "add_zero_attn"
     for attend in program.attends:
         formula = attend.mechanism and attend.mechanism.name
@@ -557,26 +546,24 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
 
 
 def _why_one_sequence(program: Program) -> str:
-    """Why the queries must be those of the keys' own sequence; "" where they may be another's: the
-    spec says so, or every pair is read with scores that know no positions."""
-    for attend in () if program.cross else program.attends:
-        placed = any(score.name != "softcap" for score in attend.scores)
-        some = attend.mechanism is not None or attend.graph != Leaf("full", ())
-        if program.causal or some or placed:
-            return (
-                f"`{program.name}` is for one sequence, and query and key are different tensors:"
-                " pass the same tensor for both (a view is fine, a copy is not), or for two"
-                " sequences write `cross` in the spec"
-            )
-    return ""
+    """Why the queries must be of the keys' own sequence; "" where the spec says `cross`, or every
+    pair is read with scores that read no positions."""
+    placed = any(x.name != "softcap" for each in program.attends for x in each.scores)
+    some = any(each.mechanism or each.graph != Leaf("full", ()) for each in program.attends)
+    if program.cross or not (program.causal or some or placed):
+        return ""
+    return (
+        f"`{program.name}` is for one sequence, and query and key are different tensors: pass the"
+        " same tensor for both (a view is fine, a copy is not), or for two sequences write `cross`"
+        " in the spec"
+    )
 
 
 def _core(
     spec: Any, embed_dim: int, num_heads: int | None, layer: int, backend: str, two: bool = False
 ) -> tuple[CompiledAttention, int, tuple[int, ...], int, int]:
     """The attention of one layer of a spec, the number it is called by, the heads whose keys are
-    their queries, the width and the heads; raises unless these fit. A layer of `two` sequences
-    takes specs that say `cross`."""
+    their queries, the width and the heads; raises unless these fit, `cross` for `two`"""
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
@@ -588,13 +575,14 @@ def _core(
             f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
             f" {type(spec).__name__}{more.get(type(spec), '')}"
         )
-    if num_heads is None and program.heads is None:
+    count = program.heads if num_heads is None else num_heads
+    if count is None:
         raise TypeError(
             f"num_heads must be given, since `{program.name}` declares no heads: attnspec."
             "SelfAttention(spec, embed_dim, num_heads)"
         )
-    width = size_of("embed_dim", embed_dim)
-    heads = size_of("num_heads", program.heads if num_heads is None else num_heads)
+    width = length_of(embed_dim, "embed_dim", 1)
+    heads = length_of(count, "num_heads", 1)
     if width % heads:
         raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
     if program.heads not in (None, heads):
@@ -641,29 +629,27 @@ def _check_tokens(
 ) -> None:
     """Raises unless tokens are dense floats of the axes and the widths of a form, and of the type
     of the weights, if there are any."""
-    count = {x.dim() for x in named.values() if isinstance(x, Tensor)}
     for (name, x), width in zip(named.items(), widths, strict=True):
-        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        if kind not in FLOATS:
             raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
         if x.is_nested:
             raise TypeError(
                 f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
                 " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
             )
-        if x.dim() not in axes or len(count) > 1 or x.shape[-1] != width:
-            each = f", each of as many axes as {', '.join(named)}" * (len(count) > 1)
+        mixed = any(isinstance(y, Tensor) and y.dim() != x.dim() for y in named.values())
+        if x.dim() not in axes or mixed or x.shape[-1] != width:
+            each = f", each of as many axes as {', '.join(named)}" * mixed
             raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if weight is not None and x.dtype != weight.dtype and not autocast:
-            raise TypeError(f"{name} must be {weight.dtype} as the weights, got {x.dtype}")
+        if weight is not None and kind != weight.dtype:
+            if not torch.is_autocast_enabled(x.device.type):
+                raise TypeError(f"{name} must be {weight.dtype} as the weights, got {kind}")
 
 
 def of_layer(program: Program, layer: int, heads: int) -> Program:
-    """The program of one layer alone, for a number of heads or for one mixing without heads.
-
-    It serves every `layer` that it is called for, so that random graphs stay those of the layer.
-    """
+    """The program of one layer alone, for a number of heads or for one mixing without heads; it is
+    called for the same `layer`, so that random graphs stay those of the layer."""
     row = program.row(layer)
     attend, count = program.attends[row[0]], cast("int | None", heads)
     mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
@@ -680,40 +666,15 @@ def of_layer(program: Program, layer: int, heads: int) -> Program:
 
 def _read_by(program: Program) -> str:
     """Which of q, k and v the heads of a layer read."""
-    read: set[str] = set()
+    read = ""
     for attend in program.attends:
-        mechanism, reads = attend.mechanism, "qkv"
-        if shares_keys(attend.graph):
-            reads = "qv"
-        elif mechanism is not None and attend.graph is None:
+        mechanism, reads = attend.mechanism, "qv" if shares_keys(attend.graph) else "qkv"
+        if mechanism is not None and attend.graph is None:
             arguments = dict(mechanism.arguments)
+            dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
             if mechanism.name in WHOLE:
                 reads = "qv" if mechanism.name == "gmlp" else "v" if program.heads else ""
             elif mechanism.name == "synthesizer" and not arguments.get("products", False):
-                dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
                 reads = "qv" if dense else "v"
-        read |= set(reads)
+        read += reads
     return "".join(name for name in "qkv" if name in read)
-
-
-def size_of(name: str, value: Any) -> int:
-    """A size of at least 1 as an integer; TypeError or ValueError for anything else."""
-    size = index_of(name, value)
-    if size < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value}")
-    return size
-
-
-def _turned(rotary: Rotary, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What `rotary` makes of queries and keys; raises unless it keeps their shapes."""
-    # whoever writes a callable may return anything
-    result: object = rotary(q, k, positions)
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise TypeError(f"rotary must return q and k, got {type(result).__name__}")
-    for name, one, other in zip("qk", result, (q, k), strict=True):
-        if not isinstance(one, Tensor) or one.shape != other.shape:
-            what = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
-            raise ValueError(
-                f"rotary must keep the shape of {name}, {list(other.shape)}, got {what}"
-            )
-    return result[0], result[1]

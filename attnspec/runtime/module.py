@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import wraps
+from itertools import product
 from typing import Any, Never, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from attnspec.backends.common.key_cache import KeyCache
 from attnspec.backends.common.masks import mask_of
@@ -26,11 +29,14 @@ from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.backends.decided.deciders import data_of, decisions_of
 from attnspec.backends.planner import AUTO
 from attnspec.graphs.across import reads_m
+from attnspec.graphs.counter_rng import CENTROIDS, Stream, normals
+from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.program import Attend, Input
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Streamable
+from attnspec.lower.lower import bias_tables, buckets_of
+from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import (
     FLOATS,
     INTEGERS,
@@ -60,13 +66,11 @@ from attnspec.runtime.engine import (
     no_log_sum_exps,
     text_of,
 )
-from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
     StreamState,
     Works,
     followed,
-    stream_kernel,
-    streamed_works,
+    streamed,
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -93,7 +97,7 @@ def in_type_of_autocast(method: Method) -> Method:
     return cast(Method, run)
 
 
-class CompiledAttention(Learner):
+class CompiledAttention(nn.Module):
     """An attention of queries, keys and values, as its plan describes it.
 
     It works at every length; what depends on the length is built when it is first seen and kept for
@@ -106,14 +110,24 @@ class CompiledAttention(Learner):
     check_finite: bool = False
 
     def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
-        engine = Engine(plan)
-        super().__init__(engine, head_size)
-        mechanisms = [each.mechanism for each in self.program.attends if each.mechanism is not None]
+        super().__init__()
+        engine, self._before = Engine(plan), dict[tuple[str, int], Tensor]()
+        mechanisms = [x.mechanism for x in engine.program.attends if x.mechanism is not None]
         redraws = any(dict(each.arguments).get("redraw", 0) != 0 for each in mechanisms)
-        self.draws = Draws(self.program.layers or 1) if redraws else None
+        self.draws = Draws(engine.program.layer_count) if redraws else None
         self._run_by(engine)
-        self._keeps = any(part.kept for _, part in self._parts)
-        self._before: dict[tuple[str, int], Tensor] = {}
+        self._keeps = any(part.kept for _, part in engine.parts)
+        # tables of `score bias` start at zero, so that no position is preferred
+        biases = {
+            name: Part(name, (buckets_of(x),)) for (_, x), name in bias_tables(self.program).items()
+        }
+        self._learned = biases | {name: part for (_, part), name in engine.parts.items()}
+        for name, part in self._learned.items():
+            if part.kept:
+                self.register_buffer(name, UninitializedBuffer())
+            else:
+                self.register_parameter(name, cast(nn.Parameter, UninitializedParameter()))
+        self.make_parameters(head_size, head_size)
 
     def _run_by(self, engine: Engine) -> None:
         self.engine, self.backend, self.program = engine, engine.backend, engine.program
@@ -126,20 +140,21 @@ class CompiledAttention(Learner):
         self.variants: dict[object, CompiledAttention] = {}
 
     def replanned(self, key: object, plan: Callable[[], Mapping[str, object]]) -> CompiledAttention:
-        """A module whose kernels are those of another plan, of a program that learns the same: the
-        parameters are this module's own, and move with it. It is kept by its key."""
-        if key not in self.variants:
-            self.variants[key] = copy(self)
-            self.variants[key]._run_by(engine_of(text_of(plan())))
-        other = self.variants[key]
+        """A module with the kernels of another plan, of a program that learns the same, and this
+        module's own parameters. It is kept by its key."""
+        if (other := self.variants.get(key)) is None:
+            other = copy(self)
+            other._run_by(engine_of(text_of(plan())))
+            # last: another thread may ask for it at any time
+            self.variants[key] = other
         other.check_finite, other.training = self.check_finite, self.training
         return other
 
     def with_input(
         self, kind: str, reading: Callable[[Attend, str], Attend]
     ) -> tuple[CompiledAttention, str]:
-        """A module, as `replanned`, whose program has one input more, and the name of it; `reading`
-        makes what is attended read it."""
+        """A module, as `replanned`, with one input more, which `reading` makes each attend read,
+        and its name."""
         program = self.program
         name = "_".join((kind, *(entry.name for entry in program.inputs)))
 
@@ -275,8 +290,8 @@ class CompiledAttention(Learner):
         return outputs
 
     def _is_operator(self, q: Tensor) -> bool:
-        """Whether torch traces a call, or records its operators one by one: then it sees one. What
-        is transformed otherwise, or must be composed, consists of operations that can be."""
+        """Whether torch traces a call or records its operators; what is transformed otherwise, or
+        must be composed, consists of operations that can be."""
         watched = is_watched(q)
         if watched and torch.compiler.is_dynamo_compiling():
             return True
@@ -306,9 +321,8 @@ class CompiledAttention(Learner):
         dropout_p: float = 0,
         pairs: bool = True,
     ) -> Call:
-        """What a call of tensors that were checked has besides: all that is learned, and inputs as
-        patterns take them, those of `pairs` among what is learned, or else among the others; `v` is
-        None where values are not asked for."""
+        """What a checked call has besides: all that is learned, with `pairs` the inputs of that
+        kind too, and other inputs as patterns take them; v None where values are not asked for."""
         undropped = type(dropout_p) is int and not dropout_p
         if self._alone and undropped and padding is None and inputs is None:
             if not self.check_finite:
@@ -331,16 +345,8 @@ class CompiledAttention(Learner):
             check_finite(self.program, q, k, values, data)
         if self._waits:
             self.make_parameters(q.shape[3], values.shape[3], q.device)
-        tables = self._tables(q, v) if self.engine.own else {}
-        if pairs and self.engine.pairs:
-            data, of_pairs = taken_apart(self.program, data, k.shape[2])
-            tables |= of_pairs
-        draws = (0, 0) if self.draws is None else self.draws.of(layer)
-        return Call(padding, dropout_p, tables, data, draws)
-
-    def _tables(self, q: Tensor, v: Tensor | None) -> dict[str, Tensor]:
-        """What is learned, by name, for a call with these queries and values."""
-        self.check_sizes(q, v)
+        if self.engine.own:
+            self.check_sizes(q, v)
         tables = {name: self.learned(name) for name in self.engine.own}
         for name, table in tables.items():
             if table.device != q.device:
@@ -348,11 +354,14 @@ class CompiledAttention(Learner):
                     f"the parameter `{name}` must be on {q.device} as q, got {table.device}:"
                     f" move the module, `.to({str(q.device)!r})`"
                 )
-        if self._before and again():
-            for (name, row), rows in self._before.items():
-                place = torch.tensor([row], device=rows.device)
-                tables[name] = tables[name].index_copy(0, place, rows[None])
-        return tables
+        for (name, row), rows in self._before.items() if self._before and again() else ():
+            place = torch.tensor([row], device=rows.device)
+            tables[name] = tables[name].index_copy(0, place, rows[None])
+        if pairs and self.engine.pairs:
+            data, of_pairs = taken_apart(self.program, data, k.shape[2])
+            tables |= of_pairs
+        draws = (0, 0) if self.draws is None else self.draws.of(layer)
+        return Call(padding, dropout_p, tables, data, draws)
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -373,75 +382,108 @@ class CompiledAttention(Learner):
         **unknown: Never,
     ) -> Any:
         """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
-        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
-        next call. `state` is None at the start of a sequence, `layer` as in a call;
+        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], which are the rows of a call with
+        the whole sequence, and the state after them, for the next call; `state` is None at first.
         `key_padding_mask` and `inputs` are those of the t positions, [B, t].
 
-        The outputs are the rows of a call with the whole sequence. A state holds sums of the
-        features of all keys, or what a later position may read; it stays as it is, so that one may
+        A state holds sums of the features of all keys, or what a later position may read; one may
         go on from it more than once. Heads that look back without a bound are refused, unless a
-        state may `keep_all` their keys. With `in_place` what is kept is written into the memory of
-        `state`, which is then used up.
+        state may `keep_all` their keys. With `in_place` the memory of `state` is written over.
 
-        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state). Raises
-        ValueError for what is not causal, looks back without a bound, reads a length, or computes
-        something else at every length; TypeError or ValueError for tensors that do not fit.
+        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state). ValueError for
+        what is not causal, looks back without a bound, reads a length, or differs at every length.
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.step)
         layer, _ = self.checked(q, k, v, layer)
-        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
-        works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
-        state, positions = StreamState.first(state, works, q, k, v), q.shape[2]
+        of: Any = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
+        works, prepared = self._streams.get(of, lambda: apart(lambda: streamed(self.engine, *of)))
+        state, n = StreamState.first(state, works, q, k, v), q.shape[2]
         call = self.call_of(layer, q, k, v, key_padding_mask, inputs, pairs=False)
-        some = 0 not in (q.shape[0], positions)
+        parts, end, some = state.parts, state.position + n, 0 not in (q.shape[0], n)
         if some:
-            marked = check_promises(self.program, call.data, state.marked)
-            state = replace(state, marked=marked)
-            check_exact(self.engine.computed, call.data, state.position + positions)
-        if some and prepared.groups:
-            call, prepared = replace(call, in_place=in_place), replace(prepared, layer=layer)
-            return self._go_on(prepared, (q, k, v), call, state, return_lse)
-        if some:
-            # a call of the next queries with all keys
-            at = np.arange(state.position, state.position + positions)
-            new = KeyCache(k, v, at, state.position + positions, call.padding, call.data)
-            every = followed(cast("KeyCache | None", state.parts[0]), new, self.program)
-            state = replace(state, parts=(every, *state.parts[1:]))
-            k, v, key_padding_mask, inputs = every.keys, every.values, every.padding, every.data
-        rest: Any = {"layer": layer, "key_padding_mask": key_padding_mask, "inputs": inputs}
-        out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
-        return out, state.after(positions, state.parts)
-
-    def _go_on(
-        self, prepared: Prepared, tensors: Parts, whole: Call, state: StreamState, return_lse: bool
-    ) -> Any:
-        """A step by kernels that go on from the parts of a state."""
+            state = replace(state, marked=check_promises(self.program, call.data, state.marked))
+            check_exact(self.engine.computed, call.data, end)
+            if not prepared.groups:
+                # a call of the next queries with all keys
+                at = np.arange(state.position, end)
+                new = KeyCache(k, v, at, end, call.padding, call.data)
+                every = followed(cast("KeyCache | None", parts[0]), new, self.program)
+                k, v, key_padding_mask, inputs = every.keys, every.values, every.padding, every.data
+                parts = every, *parts[1:]
+        if not some or not prepared.groups:
+            rest: Any = {"layer": layer, "key_padding_mask": key_padding_mask, "inputs": inputs}
+            out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
+            return out, state.after(n, parts)
         steps = []
-        for group, part in zip(prepared.groups, state.parts, strict=True):
-            kernel = cast(Streamable, group.kernel)
-            call = replace(whole, tables=self.engine.tables(group, prepared.layer, whole.tables))
-            out, after = kernel.step(*group.parts(*tensors), call, part, return_lse)
-            if return_lse and out[1] is None:
+        for group, part in zip(prepared.groups, parts, strict=True):
+            tables = self.engine.tables(group, layer, call.tables)
+            mine, kernel = replace(call, tables=tables, in_place=in_place), cast(Any, group.kernel)
+            (out, lse), after = kernel.step(*group.parts(q, k, v), mine, part, return_lse)
+            if return_lse and lse is None:
                 raise no_log_sum_exps(self.program)
-            steps.append((*out, after))
+            steps.append((out, lse, after))
         outs, sums, parts = zip(*steps, strict=True)
         joined: Any = prepared.joined(outs)
-        if return_lse:
-            joined = joined, prepared.joined(sums)
-        return joined, state.after(tensors[0].shape[2], parts)
+        return (joined, prepared.joined(sums)) if return_lse else joined, state.after(n, parts)
 
-    def _stream(
-        self, layer: int, heads: int, keys: int, device: str, keep_all: bool
-    ) -> tuple[Works, Prepared]:
-        place, works = torch.device(device), streamed_works(self.engine.binder, layer, heads)
-        if any(work.decided or work.changes.inputs for work, _ in works):
-            # each step is a call with all keys
-            return works, Prepared()
+    # --- what is learned -------------------------------------------------------------------------
 
-        of = self.backend, keep_all
-        kernels = [(stream_kernel(self.program, layer, *x, place, *of), *x) for x in works]
-        return works, self.engine.together(kernels, heads, keys, place)
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Starts what is learned anew, as papers say, drawn with the generator."""
+        for name, part in self._learned.items():
+            if not is_lazy(self.learned(name)):
+                _start(self.learned(name), part, generator)
+
+    def make_parameters(
+        self, head_size: int | None, value_size: int | None, device: torch.device | None = None
+    ) -> None:
+        """Makes and starts the parameters that wait, as far as sizes in their shapes are known."""
+        waiting = self._waiting()
+        if waiting and torch.compiler.is_compiling():
+            raise ValueError(
+                f"{', '.join(f'`{name}`' for name in waiting)} must have a size before the module"
+                f" is traced: build it with head_size={head_size}, or call it once"
+            )
+        sizes: dict[Any, Any] = {"d": head_size, "d_v": value_size}
+        for name in waiting:
+            part, parameter = self._learned[name], cast(Any, self.learned(name))
+            layers = 1 if part.layers else self.program.layers or 1
+            heads = 1 if part.heads else self.program.heads or 1
+            shape = layers, heads, *(sizes.get(entry, entry) for entry in part.shape)
+            if None not in shape:
+                parameter.materialize(shape, device=device)
+                _start(parameter, part, None)
+        self._waits = bool(self._waiting())
+
+    def check_sizes(self, q: Tensor, v: Tensor | None) -> None:
+        """Raises ValueError for heads of another size than what is learned was made for."""
+        sides = {"d": ("q", q), "d_v": ("v", v)}
+        for (owner, part), name in self.engine.parts.items():
+            for entry, size in zip(part.shape, self.learned(name).shape[2:], strict=False):
+                called, tensor = sides.get(str(entry), ("", None))
+                if tensor is not None and tensor.shape[3] != size:
+                    raise ValueError(
+                        f"`{owner}` has learned `{name}` for heads of {size} numbers: {called} must"
+                        f" be [B, H, n, {size}], got {list(tensor.shape)}; build a module with"
+                        f" head_size={tensor.shape[3]} for these"
+                    )
+
+    def learned(self, name: str) -> Tensor:
+        """A parameter, or a buffer, by its name."""
+        return cast(Tensor, getattr(self, name))
+
+    def _waiting(self) -> list[str]:
+        """The names of what has no shape yet."""
+        return [name for name in self._learned if is_lazy(self.learned(name))]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        LazyModuleMixin._lazy_load_hook(self, state_dict, prefix, *rest)  # type: ignore[arg-type]
+        self._waits = bool(self._waiting())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    # what waits for its shape has no numbers to detach
+    _save_to_state_dict = LazyModuleMixin._save_to_state_dict
 
     # --- what a call reads, and what moves in training ------------------------------------------
 
@@ -492,27 +534,19 @@ class CompiledAttention(Learner):
                 f" {layer} of `{self.program.name}` has none of them: call `pairs`"
             )
         shown: dict[str, dict[str, Tensor]] = {}
-        names = Counter[str]()
         for each in decisions:
-            names[name := each.leaf.name] += 1
+            name, count = each.leaf.name, sum(x.partition("_")[0] == each.leaf.name for x in shown)
             heads = torch.tensor(each.heads, device=q.device)
             lists = choices[each.leaf].lists if each.leaf in choices else {}
-            called = f"{name}_{names[name]}" if names[name] > 1 else name
-            shown[called] = {"heads": heads, **lists}
+            shown[f"{name}_{count + 1}" if count else name] = {"heads": heads, **lists}
         return shown
 
     def _shown(
-        self,
-        q: Tensor,
-        k: Tensor,
-        layer: int,
-        inputs: Inputs,
-        key_padding_mask: Tensor | None,
-        query_start: int,
+        self, q: Tensor, k: Tensor, layer: int, inputs: Inputs, padding: Any, start: int
     ) -> tuple[Works, Mapping[str, Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
-        layer, start = self.checked(q, k, k, layer, query_start)
-        call = self.call_of(layer, q, k, None, key_padding_mask, inputs)
+        layer, start = self.checked(q, k, k, layer, start)
+        call = self.call_of(layer, q, k, None, padding, inputs)
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(
@@ -533,13 +567,69 @@ class CompiledAttention(Learner):
         if not self._keeps or again() or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
-        kept = ((x, part) for x in decisions_of(works) for part in x.leaf.learned if part.kept)
-        for each, part in kept:
-            name = self._parts[each.leaf.name, part]
-            row = layer % len(self.learned(name))
-            rows = self.learned(name)[row]
-            heads = list(each.heads) if len(rows) > 1 else [0]
-            # what a call was computed with, should it be computed again for its backward
-            self._before[name, row] = rows.clone()
-            context = each.given(q, k, Call(padding, tables={part.name: rows[heads]}))
-            rows[heads] = moved_centroids(context)
+        for each in decisions_of(works):
+            for part in (part for part in each.leaf.learned if part.kept):
+                name = self.engine.parts[each.leaf.name, part]
+                table = self.learned(name)
+                rows, row = table[layer % len(table)], layer % len(table)
+                heads = list(each.heads) if len(rows) > 1 else [0]
+                # what a call was computed with, should it be computed again for its backward
+                self._before[name, row] = rows.clone()
+                call = Call(padding, tables={part.name: rows[heads]})
+                rows[heads] = moved_centroids(each.given(q, k, call))
+
+
+def _start(parameter: Tensor, part: Part, generator: torch.Generator | None) -> None:
+    """Fills a parameter as its part says."""
+    with torch.no_grad():
+        if part.start in ("normal", "scaled"):
+            width = parameter.shape[-1] if part.start == "scaled" else 1
+            parameter.normal_(0.0, part.by / math.sqrt(max(1, width)), generator=generator)
+        elif part.start == "uniform":
+            parameter.uniform_(-part.by, part.by, generator=generator)
+        elif part.start == "drawn":
+            # Gaussian rows [layers, heads, count, d] by the seed, layer and head
+            layers, heads, count, size = parameter.shape
+            for at in product(range(layers), range(heads)):
+                rows = normals(Stream(int(part.by), CENTROIDS, *at), np.arange(count), size)
+                parameter[at] = torch.from_numpy(rows)
+        else:
+            parameter.fill_({"constant": part.by, "ones": 1.0}.get(part.start, 0.0))
+
+
+class Draws(nn.Module):
+    """Counts the training calls of each layer; its extra state is what a `state_dict` keeps of it.
+
+    Traced calls are not counted: a program has no numbers of its own.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.calls = [0] * layers
+        self.last = [0] * layers
+        self.asked = 0
+
+    def of(self, layer: int) -> tuple[int, int]:
+        """How often a layer was called, and how often anew was asked for."""
+        calls = self.last if again() else self.calls
+        return calls[layer % len(calls)], self.asked
+
+    def count(self, layer: int) -> None:
+        """One more call of a layer in training."""
+        if not again():
+            row = layer % len(self.calls)
+            self.last[row] = self.calls[row]
+            self.calls[row] += 1
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.asked, *self.calls])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.asked, *self.calls = state.tolist()
+        self.last = list(self.calls)
+
+
+def again() -> bool:
+    """Whether a call is computed again for a backward, when it must be what it was. What is traced
+    is not, and cannot ask."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

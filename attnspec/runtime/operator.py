@@ -1,11 +1,8 @@
 """`torch.ops.attnspec.attention`: a compiled attention as one operator of torch.
 
-What traces a program, or records operators one by one, sees a call of it: one graph serves every
-length, and an exported program runs wherever this package is imported. It returns the output of a
-module and its log-sum-exps, which are for `return_lse` and for derivatives and else mean nothing.
-
-Here are its rules. What it does is `runtime.engine`'s, which is imported when it runs: this module
-is imported as soon as torch is.
+What traces a program sees a call of it: one graph serves every length, and an exported program runs
+wherever this package is imported. Its log-sum-exps are for `return_lse` and for derivatives, and
+else mean nothing. `runtime.engine` is imported when it runs, this module as soon as torch is.
 """
 
 from __future__ import annotations
@@ -54,11 +51,10 @@ ABOVE = 5
 
 
 class Given(NamedTuple):
-    """What the operator is called with: q, k and v as a module, the text of a plan, what a module
-    of it has learned and the run-time inputs, both in the order of the program, a length as
-    [B, 1, 1]; the seed of dropout, and which random features are drawn: how often the layer was
-    called in training, and how often anew was asked for; between two sequences the number of the
-    first query; and how many of the keys count, an integer []."""
+    """What the operator is called with: q, k and v, the text of a plan, what a module of it has
+    learned and the run-time inputs, in the order of the program, a length as [B, 1, 1]; the seed of
+    dropout; as `Draws`, how often the layer was called and draws anew were asked for; the number of
+    the first query between two sequences; how many of the keys count, an integer []."""
 
     q: Any
     k: Any
@@ -328,7 +324,7 @@ for _kind in ("CPU", "CUDA"):
 
 def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
     """The rule for vmap: what is mapped over joins the batch. Where learned tables are mapped over
-    or ask for gradients, and where weights are dropped, each is called by itself."""
+    or ask for gradients, pairs have numbers, or weights are dropped, each is called by itself."""
 
     def rule(info: Any, in_dims: Sequence[Any], *given: Any) -> tuple[Any, Any]:
         size, at, dims = info.batch_size, Given(*given[above:]), Given(*in_dims[above:])
@@ -347,7 +343,7 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
             return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
         asked = above and any(given[above - 1][3:])
-        alone = asked or at.seed is not None or at.keys is not None
+        alone = asked or at.engine.pairs or at.seed is not None or at.keys is not None
         if alone or any(dim is not None for dim in dims.learned):
 
             def picked(x: Tensor, dim: int | None, at: int) -> Tensor:

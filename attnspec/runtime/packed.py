@@ -14,8 +14,10 @@ from attnspec.backends.common.torch_modes import is_watched
 from attnspec.backends.planner import AUTO
 from attnspec.graphs.forms.properties import moves_along
 from attnspec.graphs.forms.stability import unsteady_layer
+from attnspec.ir.linear import asks_positions
 from attnspec.ir.normal_form import normal_term
 from attnspec.ir.program import Attend, Compound, InputRef, Leaf, Program, Term
+from attnspec.ir.scores import goes_by_distance
 from attnspec.runtime.call_checks import (
     INTEGERS,
     PER_HEAD,
@@ -125,18 +127,19 @@ def _by_length(
     rest: Mapping[str, Any],
 ) -> Tensor:
     """The documents of each length, of queries and of keys, in a call of their own."""
-    sizes, device = torch.stack([x.diff() for x in ends], 1), parts[0].device
-    kinds = {entry.name: entry.kind for entry in module.program.inputs}
+    device, lengths = parts[0].device, torch.stack([x.diff() for x in ends], 1)
+    of_documents = {x.name for x in module.program.inputs if x.kind == "length"}
     outs, order = [], []
     # of documents without queries there is nothing to compute, unless there are no others
-    for size in sorted({(n_q, n_k) for n_q, n_k in sizes.tolist() if n_q} or {(0, 0)}):
-        documents = (sizes == torch.tensor(size)).all(1).nonzero()[:, 0]
+    some: Any = lengths[lengths[:, 0] > 0] if lengths[:, 0].any() else lengths.new_zeros(1, 2)
+    for size in some.unique(dim=0):
+        documents = (lengths == size).all(1).nonzero()[:, 0]
         rows, columns = (
             (starts[documents, None] + torch.arange(count)).to(device)
-            for starts, count in zip(ends, size, strict=True)
+            for starts, count in zip(ends, size.tolist(), strict=True)
         )
-        of_each = documents.to(device)
-        mine = {x: y[of_each if kinds[x] == "length" else columns] for x, y in inputs.items()}
+        each = documents.to(device)
+        mine = {x: y[each if x in of_documents else columns] for x, y in inputs.items()}
         at = zip(parts, (rows, columns, columns), strict=True)
         out = module(*(x[index].transpose(1, 2) for x, index in at), inputs=mine, **rest)
         outs.append(out.transpose(1, 2).flatten(0, 1))
@@ -146,11 +149,13 @@ def _by_length(
 
 @lru_cache(maxsize=256)
 def _is_part(program: Program, layer: int, heads: int) -> bool:
-    """Whether the graph of a document is that of the whole between its positions."""
+    """Whether the pairs and scores of a document are those of the whole between its positions."""
     if program.grid is not None or unsteady_layer(program, layer, heads) is not None:
         return False
     alone = (None if attend.mechanism else attend.graph for attend in program.attends)
-    return all(graph is not None and moves_along(graph) for graph in alone)
+    scores = (value for each in program.attends for x in each.scores for _, value in x.arguments)
+    moves = all(goes_by_distance(x) or not asks_positions(x) for x in scores)
+    return moves and all(graph is not None and moves_along(graph) for graph in alone)
 
 
 def _within(attend: Attend, name: str) -> Attend:
@@ -159,24 +164,23 @@ def _within(attend: Attend, name: str) -> Attend:
     return replace(attend, graph=normal_term(Compound("&", (cast(Term, attend.graph), same))))
 
 
-def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor]:
+def _of_nested(*given: Any) -> tuple[Parts, Tensor, Tensor]:
     """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys."""
     for name, x in zip("qkv", given, strict=True):
-        if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
+        if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:
             raise TypeError(
                 f"{name} must be a nested tensor [B, H, j, d] of the layout torch.jagged; build q,"
                 " k and v each from tensors [j, H, d]:"
                 " torch.nested.nested_tensor([…], layout=torch.jagged).transpose(1, 2)"
             )
-        if x.lengths() is not None:  # type: ignore[attr-defined]
+        if x.lengths() is not None:
             raise ValueError(f"{name} has gaps between documents: make it contiguous()")
-    q, k, v = given
-    if k.shape[2] != v.shape[2]:
+    if given[1].shape[2] != given[2].shape[2]:
         raise ValueError(
             "k and v must be nested alike, with the same offsets:"
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
-    rows, columns = (x.offsets() for x in (q, k))  # type: ignore[attr-defined]
+    rows, columns, _ = (x.offsets() for x in given)
     q, k, v = (x.values().transpose(0, 1) for x in given)
     return (q, k, v), rows, columns
 
@@ -190,10 +194,8 @@ def _checked_ends(
     for name, x in named.items():
         check_strided(name, x)
     alike = cu_seqlens_k is None
-    if (
-        any(x.dim() != 3 for x in named.values())
-        or len({len(k), len(v), len(q if alike else k)}) > 1
-    ):
+    flat = all(x.dim() == 3 for x in named.values())
+    if not flat or {len(v), len(q if alike else k)} != {len(k)}:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
         fewer = "; for fewer queries than keys pass cu_seqlens_k, too" * alike
         raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}{fewer}")
@@ -210,28 +212,34 @@ def _checked_ends(
             "cu_seqlens and cu_seqlens_k must have the same number of documents, got"
             f" {len(rows) - 1} and {len(columns) - 1}"
         )
-    for document in (rows.diff() > columns.diff()).nonzero()[:1, 0].tolist():
-        n_q, n_k = (int(x.diff()[document]) for x in (rows, columns))
-        raise ValueError(
-            "the queries of a document are its last positions, so it must have as many keys at"
-            f" least: document {document} has {count_of(n_q, 'query', 'queries')} and"
-            f" {count_of(n_k, 'key')}"
-        )
+    sizes = zip(rows.diff().tolist(), columns.diff().tolist(), strict=True)
+    for document, (n_q, n_k) in enumerate(sizes):
+        if n_q > n_k:
+            raise ValueError(
+                "the queries of a document are its last positions, so it must have as many keys at"
+                f" least: document {document} has {count_of(n_q, 'query', 'queries')} and"
+                f" {count_of(n_k, 'key')}"
+            )
     return rows, columns
 
 
-def _ends(offsets: Tensor, tokens: int, name: str) -> Tensor:
+def _ends(offsets: Any, tokens: int, name: str) -> Tensor:
     """Where documents begin and end, for the host; raises unless that is from 0 up to the number of
     tokens."""
-    value: object = offsets
-    if not isinstance(value, Tensor) or value.dtype not in INTEGERS or value.dim() != 1:
-        tensor = isinstance(value, Tensor)
-        what = f"{offsets.dtype} {list(offsets.shape)}" if tensor else type(value).__name__
+    if not isinstance(offsets, Tensor) or offsets.dtype not in INTEGERS or offsets.dim() != 1:
+        what = type(offsets).__name__
+        if isinstance(offsets, Tensor):
+            what = f"{offsets.dtype} {list(offsets.shape)}"
         raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
-    if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
-        wrong = f"start at 0, got {ends[:1]}" if ends[:1] != [0] else "not fall"
-        if ends[:1] == [0] and ends == sorted(ends):
-            wrong = f"end with {tokens}, the number of tokens, got {ends[-1]}"
-        raise ValueError(f"{name} must {wrong}: it says where each document starts and ends")
+    for wrong, what in (
+        (ends[:1] != [0], f"start at 0, got {ends[:1]}"),
+        (ends != sorted(ends), "not fall"),
+        (
+            ends[-1:] != [tokens],
+            f"end with {tokens}, the number of tokens, got {ends[-1] if ends else 0}",
+        ),
+    ):
+        if wrong:
+            raise ValueError(f"{name} must {what}: it says where each document starts and ends")
     return torch.tensor(ends)

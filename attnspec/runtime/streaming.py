@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attnspec.backends.common.key_cache import GraphStream, KeyCache
 from attnspec.backends.planner import choose
@@ -19,6 +20,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
+from attnspec.runtime.engine import Engine, Prepared
 from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
@@ -30,9 +32,8 @@ Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StreamState:
-    """What a causal attention keeps of the first `position` positions, for each group of heads,
-    what these compute, of what tensors they were, and how many tokens of each sample, int64 [B],
-    the inputs marked that promise a bound."""
+    """What a causal attention keeps of the first `position` positions: for each group of heads its
+    part; `marked`, int64 [B], counts the tokens that inputs marked which promise a bound."""
 
     position: int
     parts: tuple[object, ...]
@@ -44,8 +45,7 @@ class StreamState:
     def first(
         state: StreamState | None, works: Works, q: Tensor, k: Tensor, v: Tensor
     ) -> StreamState:
-        """The state to go on from; raises unless it is one of such works and of such tensors, and
-        all positions have queries and keys."""
+        """The state to go on from; raises unless it fits the works and the tensors."""
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 "a step takes the queries, keys and values of the same positions,"
@@ -71,8 +71,7 @@ class StreamState:
         return replace(self, position=self.position + positions, parts=tuple(parts))
 
     def selected(self, samples: Tensor) -> StreamState:
-        """The state of some samples, by their numbers, int64 [B']: in another order, more than once
-        or left out, as a search with beams goes on from them."""
+        """The state of some samples, int64 [B'], in any order, as a search with beams has them."""
         batch = self.samples
 
         def chosen(x: Tensor) -> Tensor:
@@ -90,7 +89,8 @@ class StreamState:
         return self._mapped(lambda x: x if x.untyped_storage().nbytes() == x.nbytes else x.clone())
 
     def _mapped(self, of: Callable[[Tensor], Tensor]) -> StreamState:
-        return replace(self, parts=_mapped(self.parts, of), marked=_mapped(dict(self.marked), of))
+        parts, marked = tree_map_only(Tensor, of, (self.parts, self.marked))
+        return replace(self, parts=parts, marked=marked)
 
     @property
     def samples(self) -> int:
@@ -99,24 +99,7 @@ class StreamState:
 
     def kept(self) -> list[Tensor]:
         """The tensors that it holds."""
-        tensors: dict[int, Tensor] = {}
-        self._mapped(lambda x: tensors.setdefault(len(tensors), x))
-        return [*tensors.values()]
-
-
-def _mapped(part: Any, of: Callable[[Tensor], Tensor]) -> Any:
-    """What is kept, with something done to each of its tensors."""
-    if isinstance(part, Tensor):
-        return of(part)
-    if isinstance(part, Mapping):
-        return {name: _mapped(each, of) for name, each in part.items()}
-    if isinstance(part, tuple):
-        mapped = (_mapped(each, of) for each in part)
-        return part._make(mapped) if hasattr(part, "_make") else tuple(mapped)
-    if not is_dataclass(part):
-        return part
-    each: Any = part
-    return replace(each, **{x.name: _mapped(getattr(part, x.name), of) for x in fields(part)})
+        return [x for x in tree_leaves((self.parts, self.marked)) if isinstance(x, Tensor)]
 
 
 def _words(tensors: Tensors) -> str:
@@ -129,8 +112,19 @@ def _words(tensors: Tensors) -> str:
     return f"{shapes} in {str(dtype).removeprefix('torch.')} on {device}"
 
 
-def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
-    """What groups of heads compute at every length; ValueError where that is not one thing."""
+def streamed(
+    engine: Engine, layer: int, heads: int, keys: int, device: str, keep_all: bool
+) -> tuple[Works, Prepared]:
+    """What groups of heads compute at every length and what goes on with them, nothing where each
+    step is a call with all keys; ValueError where no step can be taken."""
+    works, place = _steady(engine.binder, layer, heads), torch.device(device)
+    if any(work.decided or work.changes.inputs for work, _ in works):
+        return works, Prepared()
+    kernels = [(_kernel(engine, layer, *each, place, keep_all), *each) for each in works]
+    return works, engine.together(kernels, heads, keys, place)
+
+
+def _steady(binder: Binder, layer: int, heads: int) -> Works:
     program, name = binder.program, binder.program.name
     if program.cross:
         raise ValueError(
@@ -166,24 +160,22 @@ _EVERY = 1 << 60
 """So far back that no key is left out."""
 
 
-def stream_kernel(
-    program: Program,
+def _kernel(
+    engine: Engine,
     layer: int,
     work: Work,
     heads: tuple[int, ...],
     device: torch.device,
-    backend: str,
-    keep_all: bool = False,
+    keep_all: bool,
 ) -> Kernel:
-    """What goes on with a work of some heads of a layer; raises ValueError where nothing can.
-    With `keep_all` heads that look back without a bound keep every key."""
-    kernel: Any = None
+    program, kernel = engine.program, cast(Any, None)
     if work.mechanism is not None:
-        kernel = choose(work, device.type, backend).build(work, heads, device)
+        kernel = choose(work, device.type, engine.backend).build(work, heads, device)
         if not work.hybrid:
-            if isinstance(kernel, Streamable):
-                return cast(Kernel, kernel)
-            raise ValueError(f"`step` cannot run `{work.mechanism.name}`: it has no state to keep")
+            if not isinstance(kernel, Streamable):
+                name = work.mechanism.name
+                raise ValueError(f"`step` cannot run `{name}`: it has no state to keep")
+            return kernel
     promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
     bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
     if bound is None or (bound.marked and lag):

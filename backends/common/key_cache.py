@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
 from attnspec.backends.common.exact import fused, grouped
 from attnspec.backends.common.masks import mask_plan, with_data
@@ -125,6 +126,10 @@ class KeyCache:
         if real is not None:
             real[:, place] = True if padding is None else padding[:, 0]
         return replace(self, count=self.count + 1, padding=real)
+
+
+# what holds it is a tree of tensors, which may be selected and copied as one
+register_dataclass(KeyCache)
 
 
 def _place(positions: np.ndarray, first: int, turn: int) -> np.ndarray:

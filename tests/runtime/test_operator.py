@@ -214,6 +214,16 @@ def test_vmap_of_the_operator(name: str) -> None:
             torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("body", ["causal attend topk(keys = 4)", "attend full"])
+def test_vmap_with_numbers_of_pairs_for_all(body: str) -> None:
+    module = spec_of(f"input near: pairs {body} score s + near(q, k)").compile()
+    q, k, v = torch.randn(3, 4, 2, 1, 9, 8)
+    read = {"near": torch.randn(2, 1, 9, 9)}
+    found = torch.func.vmap(lambda *parts: module(*parts, inputs=read))(q, k, v)
+    meant = [module(*parts, inputs=read) for parts in zip(q, k, v, strict=True)]
+    torch.testing.assert_close(found, torch.stack(meant))
+
+
 @pytest.mark.parametrize("body", ["attend window(radius = 1)", "attend topk(keys = 2)"])
 def test_every_level_of_torch_func_derives(body: str) -> None:
     run = operator(sample(body).double())

@@ -29,10 +29,12 @@ BODIES = (
     "heads 4 attend full score bias(buckets = 4) normalize relu head 1 { attend self | causal }",
     "layers 2 heads 4 attend window(radius = 2 + layer + head) normalize softmax1",
     "input d: ids attend same(d) score softcap(cap = 2)",
+    "input d: ids attend window(radius = 2) score s + d(q) - d(k)",
     # which count from somewhere, choose, or mix whole sequences
     "causal attend window(before = isqrt(n), after = 0)",
     "attend global(first(1)) | window(radius = 1)",
     "attend block(size = 3)",
+    "causal attend window(radius = 2) score s * (1 + k)",
     "attend random(keys = 2)",
     "attend shift(window(radius = 2), by = 2)",
     "causal attend favor(features = 6)",
