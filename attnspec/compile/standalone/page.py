@@ -160,7 +160,7 @@ class Page:
     def _unnamed(self, text: str) -> str:
         """A text without the names that sizes have where pairs are asked for."""
         for name, value in self.sizes.items():
-            text = re.sub(rf"\b{name}\b", value, text)
+            text = re.sub(rf"\b{name}\b", f"({value})", text)
         return text
 
     def _named(self, named: dict[str, str], hint: str, text: str) -> str:
