@@ -19,7 +19,7 @@ from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Program, leaves, scalars_of
 from attnspec.ir.scalars import Apply, Scalar, Symbol, parts_of, symbols
-from attnspec.lower.lower import decided_leaves, numbers_of
+from attnspec.lower.lower import decided_leaves
 from attnspec.lower.mechanism_sizes import bind_mechanism, learned_parts
 
 __all__ = ["StandaloneError", "standalone_module"]
@@ -49,24 +49,21 @@ def _refusal(program: Program) -> str:
     """The statement that refuses a trace of torch.export before torch does, with the reason; none
     where one program serves every length."""
     unless, refused = " and isinstance(k.shape[2], torch.SymInt)", " with a dynamic length"
-    tables = {leaf.pattern for each in program.attends if each.graph for leaf in leaves(each.graph)}
-    if tables & {"random", "random_blocks"}:
-        why, unless, refused = "its pairs are drawn at random", "", ""
-    elif "expander" in tables:
+    graphs = [each.graph for each in program.attends if each.graph]
+    mechanisms = [each.mechanism.name for each in program.attends if each.mechanism]
+    patterns = {leaf.pattern for graph in graphs for leaf in leaves(graph)}
+    if patterns & {"random", "random_blocks", "expander"}:
         why = "its pairs are drawn at random"
-    elif any(each.mechanism and MECHANISMS[each.mechanism.name].drawn for each in program.attends):
+        if patterns & {"random", "random_blocks"}:
+            unless = refused = ""
+    elif any(MECHANISMS[name].drawn for name in mechanisms):
         why, refused = "its features are drawn at random", " with `strict=False`"
         unless = " and not torch.compiler.is_dynamo_compiling()"
-    elif any(each.mechanism for each in program.attends) and program.causal:
+    elif mechanisms and program.causal:
         why = "its mechanism is computed in chunks"
-    elif any("n" in symbols(numbers_of(each).get("scale", 0)) for each in program.attends):
+    elif any("n" in symbols(each.scale or 0) for each in program.attends):
         why = "its scale depends on n"
-    elif any(
-        _reads_root(scalar)
-        for each in program.attends
-        if each.graph
-        for _, _, scalar in scalars_of(each.graph)
-    ):
+    elif any(_reads_root(scalar) for graph in graphs for _, _, scalar in scalars_of(graph)):
         why = "its mask takes a root or logarithm of n"
     elif any(_reads_root(value) for each in program.attends for value in numbers_in(each)):
         why = "its scores take a root or logarithm of n"

@@ -57,12 +57,10 @@ def formula_of(term: Term, page: Page) -> Expression:
     formula = _formula(term, page, q, k)
     if page.program.causal:
         formula = formula & (k.at <= q.at)
-    if isinstance(formula, Expression) and formula.tensor:
-        return formula
-    if formula is False:
-        return Expression("q != q", "bool", page.reals, level=0)
     every = Expression("q == q", "bool", page.reals, level=0)
-    return joined("&", every, formula)  # type: ignore[no-any-return]
+    if formula is False:
+        return every ^ True  # type: ignore[no-any-return]
+    return formula if tensor_of(formula) else every & formula  # type: ignore[no-any-return]
 
 
 def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
@@ -231,17 +229,15 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
 
 def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     """The longest sequence, MOST or a power of two, of which every number of a predicate fits."""
-    read = symbols(predicate)
+    read = {*symbols(predicate)}
     ranges = {name: bounds(said(Symbol(name), values, page), {}) for name in read}
     most = int(page.n.high)
     while reach_of(predicate, ranges) > LARGEST:
-        most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
+        most = 1 << (most - 1).bit_length() - 1
         if most < 2 or page.program.fixed_length is not None:
             raise StandaloneError("integers in its `where` do not fit in 64 bits")
-        ranges = {
-            key: ends if key in ("layer", "head") else (ends[0], np.minimum(ends[1], most))
-            for key, ends in ranges.items()
-        }
+        for key in read - {"layer", "head"}:
+            ranges[key] = ranges[key][0], np.minimum(ranges[key][1], most)
     return most
 
 

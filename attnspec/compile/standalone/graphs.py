@@ -37,22 +37,21 @@ def mask_text(program: Program) -> Text:
         page = Page(program, tuple(x for x in program.inputs if x.name in read))
         if pages:
             # what one draws, all may name
-            page.tables, page.lists = pages[0].tables, pages[0].lists
+            page.lists = pages[0].lists
         formula = formula_of(term, page)
         pages.append(page)
         sizes = [f"{size} = {value}" for size, value in page.sizes.items()]
         texts.append("\n".join([*sizes, *page.checks, f"return {formula.text}"]))
     cases = list(_cases(texts))
-    symbols = [each for each in ("layer", "h") if any(each in page.symbols for page in pages)]
+    symbols = [each for each in ("layer", "h") if re.search(rf"\b{each}\b", "\n".join(texts))]
     inputs = [x for x in program.inputs if any(x in page.inputs for page in pages)]
     more = [*([QUERIES] if program.cross else []), "n", *symbols, *(["b"] if inputs else [])]
-    drawn = *pages[0].tables, *pages[0].lists
     settings: dict[str, object] = {
         "NUMBERS": dict(sorted(each for *_, numbers in cases for each in numbers)),
         "SCORED": tuple(x.name for x in program.inputs if x not in inputs),
     }
     several = len(pages) > 1
-    arguments = ["slot"] * several + ["q", "k", *more, *map(argument_of, inputs), *drawn]
+    arguments = ["slot"] * several + ["q", "k", *more, *map(argument_of, inputs), *pages[0].lists]
     of = "m queries and n keys" if program.cross else "n positions"
     mask = [
         f"def mask({', '.join(arguments)}):",
@@ -65,7 +64,7 @@ def mask_text(program: Program) -> Text:
             mask.append(f"    if slot {asked}:")
             indent = 8
         mask += [line for each in text.split("\n") for line in broken(each, indent)]
-    call = ", ".join(["q", "k", *more, *(f'x["{x.name}"]' for x in inputs), *drawn])
+    call = ", ".join(["q", "k", *more, *(f'x["{x.name}"]' for x in inputs), *pages[0].lists])
     functions = {"mask": "\n".join(mask), "mask_mod_of": _mask_mod(program, pages, call)}
     return Text(functions, settings)
 
@@ -99,8 +98,9 @@ def _mask_mod(program: Program, pages: Sequence[Page], arguments: str) -> str:
     last = "m queries and n keys" if program.cross else "the last n_q of n positions"
     queries, several = "m" if program.cross else "n_q", len(pages) > 1
     repeated = several and program.heads is None
-    counts = f"heads, {queries}, n = size[1:]"
-    before = [counts if pages[0].tables or repeated else f"{queries}, n = size[2:]"]
+    made = [f"{name} = {text}" for name, text in pages[0].lists.items()]
+    counted = repeated or any("range(heads)" in text for text in made)
+    before = [f"heads, {queries}, n = size[1:]" if counted else f"{queries}, n = size[2:]"]
     fixed, most = program.fixed_length, min(page.most for page in pages)
     if fixed is not None:
         message = f"the grid has {fixed} positions, got n = {{n}}"
@@ -115,10 +115,7 @@ def _mask_mod(program: Program, pages: Sequence[Page], arguments: str) -> str:
         more = f", most=2**{min(rooms).bit_length() - 1}" if rooms else ""
         more += ", whole=True" * any(whole for _, whole in asked)
         before.append(f'x = {{**x, "{read}": numbers("{read}", x{more})}}')
-    for table, drawn in pages[0].tables.items():
-        before.append(f"{table} = [{drawn} for head in range(heads)]")
-        before.append(f"{table} = torch.stack({table}).to(device)")
-    before += [f"{name} = {made}" for name, made in pages[0].lists.items()]
+    before += made
     statements = [] if program.cross else ["q = q + (n - n_q)"]
     if several:
         row = "0" if program.layers is None else "layer"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dis
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from types import CodeType
@@ -118,14 +118,10 @@ def _decided(text: str, settings: tuple[tuple[str, str], ...]) -> str:
 
 @lru_cache(1024)
 def _names_read(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_globals(compile(text, "a definition", "exec"))))
-
-
-def _globals(code: CodeType) -> Iterator[str]:
     """The global names that a text reads, in what is nested in it too."""
-    for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield each.argval
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _globals(part)
+    codes, names = [compile(text, "a definition", "exec")], dict[str, None]()
+    for code in codes:
+        read = (x for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        names |= dict.fromkeys(each.argval for each in read)
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return tuple(names)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
-from attnspec.compile.standalone.expressions import ATOM, Expression, Operand, call, flat
+from attnspec.compile.standalone.expressions import ATOM, Expression, Operand, call, flat, tensor_of
 from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.sources import graph, module
 from attnspec.graphs.predicates.inputs import COUNTED, pair_reading, reading
@@ -68,12 +68,11 @@ class Page:
     """What the formula of a graph needs besides q, k and n.
 
     `reals` is the method by which tensors become reals. `sizes` are names for numbers, `checks`
-    refuse those that are not what an argument must be, `tables` are names for what a function draws
-    for each head, `symbols` those of `layer` and `h` that are read. `numbers` are the inputs that
-    predicates read: how large whole ones may be, None where it does not matter, and whether all
-    must be whole. `most` is the longest sequence of which every number fits in 64 bits. `lists` are
-    names for tensors of numbers that are read by an index, and where scores read one, `inside` says
-    at which pairs that index is one of the list.
+    refuse those that are not what an argument must be. `numbers` are the inputs that predicates
+    read: how large whole ones may be, None where it does not matter, and whether all must be whole.
+    `most` is the longest sequence of which every number fits in 64 bits. `lists` are names for
+    tensors that are made before any pair is asked for, and where scores read a list of numbers,
+    `inside` says at which pairs its index is one of the list.
     """
 
     program: Program
@@ -81,8 +80,6 @@ class Page:
     reals: str = ".double()"
     sizes: dict[str, str] = field(default_factory=dict)
     checks: dict[str, None] = field(default_factory=dict)
-    tables: dict[str, str] = field(default_factory=dict)
-    symbols: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     most: int = LIMITS.length
     lists: dict[str, str] = field(default_factory=dict)
@@ -117,10 +114,9 @@ class Page:
         """What stands for n, for the layer, a number, and for the head, a tensor."""
         if text in ("n", QUERIES):
             return self.n if text == "n" else self.m
-        shown = "h" if text == "head" else text
-        self.symbols[shown] = None
-        count = (self.program.layers if text == "layer" else self.program.heads) or COUNTED
-        return Expression(shown, tensor=self.reals * (text == "head"), low=0, high=count - 1)
+        if text == "layer":
+            return Expression("layer", low=0, high=(self.program.layers or COUNTED) - 1)
+        return Expression("h", tensor=self.reals, low=0, high=(self.program.heads or COUNTED) - 1)
 
     def size(self, hint: str, value: Operand) -> Operand:
         """A name for a size, unless it is as short as one."""
@@ -139,11 +135,11 @@ class Page:
 
     def table(self, function: str, *args: object) -> Expression:
         """A name for the tables [heads, rows, keys] of what a function draws for each head."""
-        if any(getattr(each, "tensor", False) for each in args):
+        if tensor_of(*args):
             raise StandaloneError("how much is drawn at random depends on the head")
-        self.symbols["h"] = None
-        text = self._unnamed(call(function, *args).text)
-        return Expression(self._named(self.tables, "drawn", text), tensor=self.reals)
+        drawn = self._unnamed(call(function, *args).text)
+        text = f"torch.stack([{drawn} for head in range(heads)]).to(device)"
+        return Expression(self._named(self.lists, "drawn", text), tensor=self.reals)
 
     def listed(self, text: str, index: Expression, kind: str, hint: str = "items") -> Expression:
         """What a list of numbers has at an index."""
@@ -168,8 +164,7 @@ class Page:
         for name, other in named.items():
             if other == text:
                 return name
-        taken = RESERVED | set(self.sizes) | set(self.tables) | set(self.lists)
-        taken |= {argument_of(entry) for entry in self.inputs}
+        taken = {*RESERVED, *self.sizes, *self.lists, *map(argument_of, self.inputs)}
         plain = hint.rpartition(" ")[2]
         numbered = (f"{plain}_{number}" for number in count(2))
         shown = next(each for each in chain([plain], numbered) if each not in taken)

@@ -34,15 +34,13 @@ def score_text(program: Program) -> Text:
     for entry in program.inputs:
         if entry.kind in (*READ, "length", "pairs"):
             values |= page.readings(entry, q, k)
-    before: list[str] = []
-    statements: list[str] = []
-    read: dict[str, None] = {}
+    before, statements, read = list[str](), list[str](), set[str]()
     parts: dict[str, object] = {}
     settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
     adds, finite = attend.normalize == "softmax", True
     for place, score in enumerate(attend.scores):
         known, value = len(page.sizes), _expression(score, page)
-        read |= dict.fromkeys(inputs_read(value))
+        read.update(inputs_read(value))
         if score.name == "alibi":
             values["slope"] = _slope(score, program, page)
         if score.name == "bias":
@@ -56,12 +54,15 @@ def score_text(program: Program) -> Text:
         is_added = Scores((value,)).added is not None
         adds &= is_added
         finite &= is_added or score.name == "softcap"
-    lists = (f"{name} = {made}" for name, made in page.lists.items())
-    before = [*_inputs(program, read), *lists, *before]
-    functions = {
-        "scale_of": _scale(program),
-        "score_mod_of": _score_mod(program, before, statements),
-    }
+    for entry in program.inputs:
+        if entry.name in read:
+            made = f'numbers("{entry.name}", x, kind)'
+            if entry.kind == "pairs":
+                made = f'x["{entry.name}"].to(kind).expand(-1, q.shape[1], -1, -1)'
+            before.append(f"{argument_of(entry)} = {made}")
+    before += [f"{name} = {made}" for name, made in page.lists.items()]
+    score_mod = _score_mod(program, before, statements)
+    functions = {"scale_of": _scale(program), "score_mod_of": score_mod}
     settings |= {"NORMALIZE": attend.normalize, "CHANGED": bool(attend.scores)}
     return Text(functions, {**settings, "FUSED": adds, "FINITE": finite})
 
@@ -80,10 +81,10 @@ def _expression(score: Score, page: Page) -> Scalar:
 
 def _slope(score: Score, program: Program, page: Page) -> Expression:
     """The slope of a head."""
-    slopes = score.slopes or (alibi_slopes(program.heads) if program.heads else ())
-    if slopes:
-        return page.listed(repr(slopes), page.symbol("head"), "real", "slopes")
-    return page.made("slopes", "slopes_of(q)", page.symbol("head"), "real")
+    head, slopes = page.symbol("head"), score.slopes
+    if not slopes and program.heads is None:
+        return page.made("slopes", "slopes_of(q)", head, "real")
+    return page.listed(repr(slopes or alibi_slopes(program.heads)), head, "real", "slopes")
 
 
 def _of_score(change: Operand, value: Scalar, page: Page) -> str:
@@ -96,19 +97,6 @@ def _of_score(change: Operand, value: Scalar, page: Page) -> str:
         change = call("torch.where", inside, change, Expression("torch.nan"), kind="score")
     page.inside.clear()
     return str(change.text)
-
-
-def _inputs(program: Program, read: dict[str, None]) -> list[str]:
-    """The statements that make numbers of inputs."""
-    found = []
-    for entry in program.inputs:
-        if entry.name not in read:
-            continue
-        made = f'numbers("{entry.name}", x, kind)'
-        if entry.kind == "pairs":
-            made = f'x["{entry.name}"].to(kind).expand(-1, q.shape[1], -1, -1)'
-        found.append(f"{argument_of(entry)} = {made}")
-    return found
 
 
 def _score_mod(program: Program, before: list[str], statements: list[str]) -> str:
@@ -124,9 +112,8 @@ def _score_mod(program: Program, before: list[str], statements: list[str]) -> st
     if re.search(r"\bkind\b", outer):
         before = ["kind = torch.promote_types(q.dtype, torch.float32)", *before]
     if re.search(r"\b(n|m)\b", inner):
-        rows = "m" if program.cross else "n_q"
-        rows = f"{rows}, n = q.shape[2], k.shape[2]"
-        before = [rows if re.search(r"\b(n_q|m)\b", inner) else "n = k.shape[2]", *before]
+        rows = re.search(r"\b(n_q|m)\b", inner)
+        before = [f"{rows[0]}, n = q.shape[2], k.shape[2]" if rows else "n = k.shape[2]", *before]
     doc = "What changes the score of query q and key k in head h."
     head, inner = "score_mod_of(q, k, layer, x, learned)", "score_mod(score, b, h, q, k)"
     return closure(head, doc, before, inner, [*statements, "return score"])
@@ -146,9 +133,9 @@ def _scale(program: Program) -> str:
     if isinstance(scale, Symbol | Apply):
         if QUERIES in symbols(scale):
             raise StandaloneError("its scale depends on the number of queries")
-        page = Page(program)
-        text = said(scale, {}, page).text
-        if "h" in page.symbols:
+        factor = said(scale, {}, Page(program))
+        text = factor.text
+        if tensor_of(factor):
             raise StandaloneError("its scale depends on the head")
     elif scale is not None:
         text = repr(float(scale))
