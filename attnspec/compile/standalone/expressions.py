@@ -105,8 +105,7 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
             return -b if op == "-" else b
         a, b, kind = alike(a, b, op == "/")
         ends = ends_of(op, a, b)
-        if op == "%" and kind == "int" and isinstance(b, int) and b > 1:
-            # not of `% 1`, which stays, so that heads differ in numbers alone
+        if op == "%" and kind == "int" and isinstance(b, int) and b > 0:
             ends = ends[0], min(ends[1], b - 1)
     level = LEVELS[op]
     # comparisons do not chain, powers group to the right, all others to the left

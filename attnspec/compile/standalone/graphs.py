@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import cast
 
 from attnspec.compile.standalone.expressions import broken, closure
@@ -14,9 +14,6 @@ from attnspec.compile.standalone.scores import score_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Program, Term, inputs_of
 from attnspec.limits import LIMITS
-
-NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
-"""A number in a text."""
 
 
 def graph_text(program: Program) -> Text:
@@ -29,8 +26,7 @@ def graph_text(program: Program) -> Text:
 
 def mask_text(program: Program) -> Text:
     """The functions that say which pairs there are: `mask`, and what FlexAttention takes."""
-    pages: list[Page] = []
-    texts = []
+    pages, texts = list[Page](), list[list[str]]()
     for attend in program.attends:
         term = cast(Term, attend.graph)
         read = inputs_of(term)
@@ -41,15 +37,11 @@ def mask_text(program: Program) -> Text:
         formula = formula_of(term, page)
         pages.append(page)
         sizes = [f"{size} = {value}" for size, value in page.sizes.items()]
-        texts.append("\n".join([*sizes, *page.checks, f"return {formula.text}"]))
-    cases = list(_cases(texts))
-    symbols = [each for each in ("layer", "h") if re.search(rf"\b{each}\b", "\n".join(texts))]
+        texts.append([*sizes, *page.checks, f"return {formula.text}"])
+    written = " ".join(chain.from_iterable(texts))
+    symbols = [each for each in ("layer", "h") if re.search(rf"\b{each}\b", written)]
     inputs = [x for x in program.inputs if any(x in page.inputs for page in pages)]
     more = [*([QUERIES] if program.cross else []), "n", *symbols, *(["b"] if inputs else [])]
-    settings: dict[str, object] = {
-        "NUMBERS": dict(sorted(each for *_, numbers in cases for each in numbers)),
-        "SCORED": tuple(x.name for x in program.inputs if x not in inputs),
-    }
     several = len(pages) > 1
     arguments = ["slot"] * several + ["q", "k", *more, *map(argument_of, inputs), *pages[0].lists]
     of = "m queries and n keys" if program.cross else "n positions"
@@ -57,40 +49,13 @@ def mask_text(program: Program) -> Text:
         f"def mask({', '.join(arguments)}):",
         f'    """Whether query q reads key k of {of}{", in a slot" if several else ""}."""',
     ]
-    for slots, text, _ in cases:
-        indent = 4
-        if slots is not cases[-1][0]:
-            asked = f"== {slots[0]}" if len(slots) == 1 else f"in {tuple(slots)!r}"
-            mask.append(f"    if slot {asked}:")
-            indent = 8
-        mask += [line for each in text.split("\n") for line in broken(each, indent)]
+    for slot, text in enumerate(texts, 1):
+        mask += [f"    if slot == {slot - 1}:"] if slot < len(texts) else []
+        mask += [x for each in text for x in broken(each, 8 if slot < len(texts) else 4)]
     call = ", ".join(["q", "k", *more, *(f'x["{x.name}"]' for x in inputs), *pages[0].lists])
     functions = {"mask": "\n".join(mask), "mask_mod_of": _mask_mod(program, pages, call)}
-    return Text(functions, settings)
-
-
-def _cases(
-    texts: Sequence[str], names: str = "rstuvw"
-) -> Iterator[tuple[list[int], str, list[tuple[int, tuple[object, ...]]]]]:
-    """Slots whose texts differ in numbers alone, unless more of these differ than have names; the
-    text that they share, and the numbers of each slot."""
-    shapes: dict[str, list[int]] = {}
-    for slot, text in enumerate(texts):
-        shapes.setdefault(NUMBER.sub("#", text), []).append(slot)
-    for slots in shapes.values():
-        columns = list(zip(*(NUMBER.findall(texts[slot]) for slot in slots), strict=True))
-        differing = [each for each in dict.fromkeys(columns) if len(set(each)) > 1]
-        if len(differing) > len(names):
-            yield from (([slot], texts[slot], []) for slot in slots)
-            continue
-        named = dict(zip(differing, names, strict=False))
-        shown = iter([named.get(each, each[0]) for each in columns])
-        text = NUMBER.sub(lambda _, shown=shown: next(shown), texts[slots[0]])  # type: ignore[misc]
-        if named:
-            listed = ", ".join(named.values())
-            text = f"{listed if len(named) > 1 else f'({listed},)'} = NUMBERS[slot]\n{text}"
-        rows = [tuple(map(ast.literal_eval, row)) for row in zip(*differing, strict=True)]
-        yield slots, text, list(zip(slots, rows, strict=bool(rows)))
+    scored = tuple(x.name for x in program.inputs if x not in inputs)
+    return Text(functions, {"SCORED": scored})
 
 
 def _mask_mod(program: Program, pages: Sequence[Page], arguments: str) -> str:

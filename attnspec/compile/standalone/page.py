@@ -24,7 +24,7 @@ SHORT = 12
 """Characters of an expression that is repeated rather than given a name."""
 
 RESERVED = frozenset(
-    "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q row score"
+    "q k m n b h x layer head heads slot math torch abs min max kind n_q row score"
     " learned required isqrt is_power listed numbers score_mod slopes_of bias_of".split()
 )
 """Names that stand for something else in a mask."""
