@@ -11,7 +11,8 @@ from typing import Any
 from attnspec.backends.factored.definitions import TEXTS, settings_of
 from attnspec.compile.standalone.formulas import LEAST
 from attnspec.compile.standalone.graphs import graph_text
-from attnspec.compile.standalone.page import StandaloneError, Text
+from attnspec.compile.standalone.lifting import Text
+from attnspec.compile.standalone.page import StandaloneError
 from attnspec.compile.standalone.scores import numbers_in
 from attnspec.graphs.bind import Situation
 from attnspec.graphs.relation import chosen_text
@@ -23,9 +24,6 @@ from attnspec.lower.lower import decided_leaves
 from attnspec.lower.mechanism_sizes import bind_mechanism, learned_parts
 
 __all__ = ["StandaloneError", "standalone_module"]
-
-STARTS = {"zeros": ("constant", 0.0), "ones": ("constant", 1.0)}
-"""How a part starts, and by which number, where it says so in one word."""
 
 
 def standalone_module(program: Program, class_name: str) -> str:
@@ -105,7 +103,9 @@ def _mechanism_text(program: Program) -> Text:
     parts = {}
     for (_, part), name in learned_parts(program).items():
         shape = 1 if part.layers else layers, 1 if part.heads else heads, *part.shape
-        parts[name] = (shape, *STARTS.get(part.start, (part.start, part.by)))
+        by = {"uniform": (-part.by, part.by), "normal": (0.0, part.by)}.get(part.start, (part.by,))
+        # the function of `torch.nn.init`, and its arguments
+        parts[name] = (shape, f"{part.start}_", *(() if part.start in ("zeros", "ones") else by))
     chosen, names = settings_of(declared, program.causal, attend.scale)
     if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
         raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
@@ -113,7 +113,6 @@ def _mechanism_text(program: Program) -> Text:
         **{"INPUTS": {}, "PAIRS": False},
         **chosen,
         "PARTS": parts,
-        "SIZED": any(isinstance(x, str) for shape, _, _ in parts.values() for x in shape),
-        "DRAWN": any(start != "constant" for _, start, _ in parts.values()),
+        "SCALED": any(part.start == "scaled" for _, part in learned_parts(program)),
     }
     return Text({}, settings, names, tuple(text.__name__ for text in TEXTS))

@@ -129,12 +129,12 @@ def ends_of(op: str, *operands: Operand) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def call(text: str, *args: Operand, kind: str = "int", low: float = -_OPEN) -> Expression:
+def call(text: str, *args: Operand, kind: str = "int") -> Expression:
     """A call of a function, of a method of the first argument where the text begins with a dot; a
     tensor where an argument is one."""
     owner, args_shown = (_within(args[0], ATOM), args[1:]) if text[0] == "." else ("", args)
     shown = f"{owner}{text}({', '.join(map(flat, args_shown))})"
-    return Expression(shown, kind, tensor_of(*args), low)
+    return Expression(shown, kind, tensor_of(*args))
 
 
 def tensor_of(*operands: Operand) -> str:

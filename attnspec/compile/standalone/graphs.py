@@ -9,7 +9,8 @@ from typing import cast
 
 from attnspec.compile.standalone.expressions import broken, closure
 from attnspec.compile.standalone.formulas import formula_of
-from attnspec.compile.standalone.page import Page, Text, argument_of
+from attnspec.compile.standalone.lifting import Text
+from attnspec.compile.standalone.page import Page, argument_of
 from attnspec.compile.standalone.scores import score_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Program, Term, inputs_of
@@ -19,7 +20,7 @@ from attnspec.limits import LIMITS
 def graph_text(program: Program) -> Text:
     """The functions of a file. Raises StandaloneError for what cannot be said."""
     mask, scores = mask_text(program), score_text(program)
-    settings = {**mask.settings, **scores.settings, "SIZED": False, "DRAWN": False}
+    settings = {**mask.settings, **scores.settings, "SCALED": False}
     names = {"weigh": program.attends[0].normalize}
     return Text({**mask.functions, **scores.functions}, settings, names)
 

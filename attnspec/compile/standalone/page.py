@@ -5,19 +5,15 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
 from attnspec.compile.standalone.expressions import ATOM, Expression, Operand, call, flat, tensor_of
-from attnspec.compile.standalone.lifting import DRAWS, file_of
-from attnspec.compile.standalone.sources import graph, module
 from attnspec.graphs.predicates.inputs import COUNTED, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input, InputRef, Program
 from attnspec.limits import LIMITS
-from attnspec.lower.lower import pair_inputs
 from attnspec.text.diagnostics import AttnSpecError
 
 SHORT = 12
@@ -35,32 +31,6 @@ KINDS = {"tokens": "bool", "ids": "int", "length": "int", "numbers": "number"}
 
 class StandaloneError(AttnSpecError):
     """A spec that no short file says; its message ends with the way out."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """Functions that are written for a spec, settings of those that they call, which function of
-    the sources stands for a name, and the sources."""
-
-    functions: dict[str, str]
-    settings: dict[str, object]
-    names: dict[str, str] = field(default_factory=dict)
-    sources: tuple[str, ...] = (graph.__name__,)
-
-    def file(self, program: Program, roots: Sequence[str]) -> str:
-        """The file of some functions, and of all that they call."""
-        settings: dict[str, object] = {
-            **{"HEADS": program.heads, "LAYERS": program.layers},
-            "INPUTS": {
-                x.name: (x.kind.replace("tokens", "bool"), x.at_most) for x in program.inputs
-            },
-            **{"SLOTS": program.slots, "CROSS": program.cross},
-            "PAIRS": bool(pair_inputs(program)),
-            **self.settings,
-        }
-        names = {**self.names, **(module.TWO_SEQUENCES if program.cross else {})}
-        sources = *self.sources, DRAWS, module.__name__
-        return file_of(roots, sources, self.functions, settings, names)
 
 
 @dataclass
@@ -86,19 +56,9 @@ class Page:
     inside: list[Expression] = field(default_factory=list)
 
     @property
-    def n(self) -> Expression:
-        fixed = self.program.fixed_length
-        return Expression("n", low=fixed or 1, high=fixed or LIMITS.length)
-
-    @property
     def scores(self) -> bool:
         """Whether a score is written, not a mask."""
         return self.reals != ".double()"
-
-    @property
-    def m(self) -> Expression:
-        """The number of queries."""
-        return Expression(QUERIES, low=1, high=LIMITS.length) if self.program.cross else self.n
 
     @property
     def known(self) -> dict[str, int]:
@@ -106,17 +66,22 @@ class Page:
         known = {"layers": self.program.layers or 1, "heads": self.program.heads}
         return {name: count for name, count in known.items() if count is not None}
 
-    def position(self, side: str) -> Expression:
-        length = self.m if side == "q" else self.n
-        return Expression(side, tensor=self.reals, low=0, high=length.high - 1)
-
-    def symbol(self, text: str) -> Expression:
-        """What stands for n, for the layer, a number, and for the head, a tensor."""
-        if text in ("n", QUERIES):
-            return self.n if text == "n" else self.m
-        if text == "layer":
-            return Expression("layer", low=0, high=(self.program.layers or COUNTED) - 1)
-        return Expression("h", tensor=self.reals, low=0, high=(self.program.heads or COUNTED) - 1)
+    def symbol(self, name: str) -> Expression:
+        """What stands for a length or the layer, a number, and for a position or the head, a
+        tensor."""
+        program = self.program
+        keys = program.fixed_length or 1, program.fixed_length or LIMITS.length
+        queries = (1, LIMITS.length) if program.cross else keys
+        low, high = {
+            **{"n": keys, "k": (0, keys[1] - 1)},
+            **{QUERIES: queries, "q": (0, queries[1] - 1)},
+            **{"layer": (0, (program.layers or COUNTED) - 1)},
+            **{"head": (0, (program.heads or COUNTED) - 1)},
+        }[name]
+        shown = {"head": "h", QUERIES: QUERIES if program.cross else "n"}.get(name, name)
+        return Expression(
+            shown, tensor=self.reals * (name in ("q", "k", "head")), low=low, high=high
+        )
 
     def size(self, hint: str, value: Operand) -> Operand:
         """A name for a size, unless it is as short as one."""
@@ -134,30 +99,25 @@ class Page:
         self.checks[f'required("{hint}", {value.text}{"".join(limits)})'] = None
 
     def table(self, function: str, *args: object) -> Expression:
-        """A name for the tables [heads, rows, keys] of what a function draws for each head."""
+        """The tables [heads, rows, keys] of what a function draws for each head."""
         if tensor_of(*args):
             raise StandaloneError("how much is drawn at random depends on the head")
-        drawn = self._unnamed(call(function, *args).text)
-        text = f"torch.stack([{drawn} for head in range(heads)]).to(device)"
-        return Expression(self._named(self.lists, "drawn", text), tensor=self.reals)
+        drawn = f"[{call(function, *args).text} for head in range(heads)]"
+        return self.made("drawn", f"torch.stack({drawn}).to(device)")
 
     def listed(self, text: str, index: Expression, kind: str, hint: str = "items") -> Expression:
         """What a list of numbers has at an index."""
         wide = ", dtype=kind" if self.scores else ", dtype=torch.float64"
         device = "q.device" if self.scores else "device"
-        made = f"torch.tensor({self._unnamed(text)}{wide * (kind == 'real')}, device={device})"
-        return self.made(hint, made, index, kind)
+        text = f"torch.tensor({text}{wide * (kind == 'real')}, device={device})"
+        return self.made(hint, text, f"[{index.text}]", kind)
 
-    def made(self, hint: str, text: str, index: Expression, kind: str) -> Expression:
-        """What a tensor that is made before any pair is asked for has at an index."""
-        shown = f"{self._named(self.lists, hint, text)}[{index.text}]"
-        return Expression(shown, kind, self.reals)
-
-    def _unnamed(self, text: str) -> str:
-        """A text without the names that sizes have where pairs are asked for."""
+    def made(self, hint: str, text: str, index: str = "", kind: str = "int") -> Expression:
+        """A tensor that is made before any pair is asked for, or what it has at an index."""
         for name, value in self.sizes.items():
+            # sizes have names where pairs are asked for
             text = re.sub(rf"\b{name}\b", f"({value})", text)
-        return text
+        return Expression(f"{self._named(self.lists, hint, text)}{index}", kind, self.reals)
 
     def _named(self, named: dict[str, str], hint: str, text: str) -> str:
         """The name of a text, one like the hint that nothing else has where it has none yet."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from attnspec.compile.standalone.expressions import Expression, Operand, call, closure, tensor_of
 from attnspec.compile.standalone.formulas import said
-from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of
+from attnspec.compile.standalone.lifting import Text
+from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import EXPRESSION, Attend, Program, Score
@@ -29,7 +30,7 @@ def score_text(program: Program) -> Text:
     if any(replace(other, graph=attend.graph) != attend for other in program.attends):
         raise StandaloneError("its heads or layers differ in `scale`, `score` or `normalize`")
     page, tables = Page(program, program.inputs, REALS), bias_tables(program)
-    q, k = page.position("q"), page.position("k")
+    q, k = page.symbol("q"), page.symbol("k")
     values: dict[str, Operand] = {SCORE: Expression("score", "score", REALS), "q": q, "k": k}
     for entry in program.inputs:
         if entry.kind in (*READ, "length", "pairs"):
@@ -83,7 +84,7 @@ def _slope(score: Score, program: Program, page: Page) -> Expression:
     """The slope of a head."""
     head, slopes = page.symbol("head"), score.slopes
     if not slopes and program.heads is None:
-        return page.made("slopes", "slopes_of(q)", head, "real")
+        return page.made("slopes", "slopes_of(q)", f"[{head.text}]", "real")
     return page.listed(repr(slopes or alibi_slopes(program.heads)), head, "real", "slopes")
 
 
@@ -124,7 +125,7 @@ def _buckets(program: Program, score: Score) -> tuple[object, object]:
     its shape and how it starts."""
     buckets, distance = buckets_of(score), int(dict(score.arguments)["max_distance"])  # type: ignore[arg-type]
     steps = tuple(thresholds(buckets if program.causal else buckets // 2, distance))
-    return steps, ((program.layers or 1, program.heads or 1, buckets), "constant", 0.0)
+    return steps, ((program.layers or 1, program.heads or 1, buckets), "constant_", 0.0)
 
 
 def _scale(program: Program) -> str:
