@@ -193,7 +193,7 @@ def _size(name: str, value: object, parameter: Parameter, page: Page) -> Operand
     size = fold(value, page.known)  # type: ignore[arg-type]
     if not isinstance(size, Symbol | Apply):
         return size
-    shown = page.size(name, said(size, {}, page))
+    shown = said(size, {}, page)
     if isinstance(shown, Expression):
         other = (parameter.kind == "integer") != (shown.kind == "int")
         if other or parameter.odd or parameter.even:
@@ -249,9 +249,6 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         return values[scalar.name] if scalar.name in values else page.symbol(scalar.name)
     if not isinstance(scalar, Apply):
         return scalar
-    if values and not any(text in values for text in symbols(scalar)):
-        # of a predicate, or a score, what is the same for all pairs
-        return page.size("size", said(scalar, {}, page))
     args = tuple(said(arg, values, page) for arg in scalar.args)
     found = _applied(scalar.op, args, page)
     if kind_of(found) == "bool" or not isinstance(found, Expression):

@@ -21,8 +21,7 @@ def graph_text(program: Program) -> Text:
     """The functions of a file. Raises StandaloneError for what cannot be said."""
     mask, scores = mask_text(program), score_text(program)
     settings = {**mask.settings, **scores.settings, "SCALED": False}
-    names = {"weigh": program.attends[0].normalize}
-    return Text({**mask.functions, **scores.functions}, settings, names)
+    return Text({**mask.functions, **scores.functions}, settings)
 
 
 def mask_text(program: Program) -> Text:
@@ -37,8 +36,7 @@ def mask_text(program: Program) -> Text:
             page.lists = pages[0].lists
         formula = formula_of(term, page)
         pages.append(page)
-        sizes = [f"{size} = {value}" for size, value in page.sizes.items()]
-        texts.append([*sizes, *page.checks, f"return {formula.text}"])
+        texts.append([*page.checks, f"return {formula.text}"])
     written = " ".join(chain.from_iterable(texts))
     symbols = [each for each in ("layer", "h") if re.search(rf"\b{each}\b", written)]
     inputs = [x for x in program.inputs if any(x in page.inputs for page in pages)]

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import keyword
 import math
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, count
 
-from attnspec.compile.standalone.expressions import ATOM, Expression, Operand, call, flat, tensor_of
+from attnspec.compile.standalone.expressions import Expression, Operand, call, flat, tensor_of
 from attnspec.graphs.predicates.inputs import COUNTED, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input, InputRef, Program
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
-
-SHORT = 12
-"""Characters of an expression that is repeated rather than given a name."""
 
 RESERVED = frozenset(
     "q k m n b h x layer head heads slot math torch abs min max kind n_q row score"
@@ -37,8 +33,8 @@ class StandaloneError(AttnSpecError):
 class Page:
     """What the formula of a graph needs besides q, k and n.
 
-    `reals` is the method by which tensors become reals. `sizes` are names for numbers, `checks`
-    refuse those that are not what an argument must be. `numbers` are the inputs that predicates
+    `reals` is the method by which tensors become reals. `checks` refuse sizes that are not what an
+    argument must be. `numbers` are the inputs that predicates
     read: how large whole ones may be, None where it does not matter, and whether all must be whole.
     `most` is the longest sequence of which every number fits in 64 bits. `lists` are names for
     tensors that are made before any pair is asked for, and where scores read a list of numbers,
@@ -48,7 +44,6 @@ class Page:
     program: Program
     inputs: tuple[Input, ...] = ()
     reals: str = ".double()"
-    sizes: dict[str, str] = field(default_factory=dict)
     checks: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     most: int = LIMITS.length
@@ -83,13 +78,6 @@ class Page:
             shown, tensor=self.reals * (name in ("q", "k", "head")), low=low, high=high
         )
 
-    def size(self, hint: str, value: Operand) -> Operand:
-        """A name for a size, unless it is as short as one."""
-        if not isinstance(value, Expression) or len(value.text) <= SHORT:
-            return value
-        shown = self._named(self.sizes, hint, value.text)
-        return replace(value, text=shown, level=ATOM)
-
     def require(self, hint: str, value: Expression, parameter: Parameter) -> None:
         """Has a size checked when it is known."""
         if value.tensor:
@@ -114,22 +102,12 @@ class Page:
 
     def made(self, hint: str, text: str, index: str = "", kind: str = "int") -> Expression:
         """A tensor that is made before any pair is asked for, or what it has at an index."""
-        for name, value in self.sizes.items():
-            # sizes have names where pairs are asked for
-            text = re.sub(rf"\b{name}\b", f"({value})", text)
-        return Expression(f"{self._named(self.lists, hint, text)}{index}", kind, self.reals)
-
-    def _named(self, named: dict[str, str], hint: str, text: str) -> str:
-        """The name of a text, one like the hint that nothing else has where it has none yet."""
-        for name, other in named.items():
-            if other == text:
-                return name
-        taken = {*RESERVED, *self.sizes, *self.lists, *map(argument_of, self.inputs)}
-        plain = hint.rpartition(" ")[2]
-        numbered = (f"{plain}_{number}" for number in count(2))
-        shown = next(each for each in chain([plain], numbered) if each not in taken)
-        named[shown] = text
-        return shown
+        taken = {*RESERVED, *map(argument_of, self.inputs)}
+        names = chain([hint], (f"{hint}_{number}" for number in count(2)))
+        # one like the hint that stands for this text, or for nothing else
+        name = next(x for x in names if x not in taken and self.lists.get(x, text) == text)
+        self.lists[name] = text
+        return Expression(f"{name}{index}", kind, self.reals)
 
     def read(self, entry: Input | InputRef, at: Operand | None = None) -> Expression:
         """What an input says at a position; of a kind `length` the one number of a sample."""

@@ -40,7 +40,7 @@ def score_text(program: Program) -> Text:
     settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
     adds, finite = attend.normalize == "softmax", True
     for place, score in enumerate(attend.scores):
-        known, value = len(page.sizes), _expression(score, page)
+        value = _expression(score, page)
         read.update(inputs_read(value))
         if score.name == "alibi":
             values["slope"] = _slope(score, program, page)
@@ -49,9 +49,7 @@ def score_text(program: Program) -> Text:
             before.append(f'{table} = bias_of(learned["{table}"], {steps}, q, n)')
             values["bias"] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
             settings[steps], parts[table] = _buckets(program, score)
-        change = said(value, values, page)
-        statements += [f"{size} = {text}" for size, text in [*page.sizes.items()][known:]]
-        statements.append(f"score = {_of_score(change, value, page)}")
+        statements.append(f"score = {_of_score(said(value, values, page), value, page)}")
         is_added = Scores((value,)).added is not None
         adds &= is_added
         finite &= is_added or score.name == "softcap"
