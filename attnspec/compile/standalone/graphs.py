@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from itertools import chain
 from typing import cast
 
@@ -26,23 +25,20 @@ def graph_text(program: Program) -> Text:
 
 def mask_text(program: Program) -> Text:
     """The functions that say which pairs there are: `mask`, and what FlexAttention takes."""
-    pages, texts = list[Page](), list[list[str]]()
-    for attend in program.attends:
-        term = cast(Term, attend.graph)
-        read = inputs_of(term)
-        page = Page(program, tuple(x for x in program.inputs if x.name in read))
-        if pages:
-            # what one draws, all may name
-            page.lists = pages[0].lists
+    page, texts = Page(program), list[list[str]]()
+    terms = [cast(Term, attend.graph) for attend in program.attends]
+    for term in terms:
+        # what one draws, all may name
+        page.checks.clear()
         formula = formula_of(term, page)
-        pages.append(page)
         texts.append([*page.checks, f"return {formula.text}"])
     written = " ".join(chain.from_iterable(texts))
     symbols = [each for each in ("layer", "h") if re.search(rf"\b{each}\b", written)]
-    inputs = [x for x in program.inputs if any(x in page.inputs for page in pages)]
+    read = {name for term in terms for name in inputs_of(term)}
+    inputs = [x for x in program.inputs if x.name in read]
     more = [*([QUERIES] if program.cross else []), "n", *symbols, *(["b"] if inputs else [])]
-    several = len(pages) > 1
-    arguments = ["slot"] * several + ["q", "k", *more, *map(argument_of, inputs), *pages[0].lists]
+    several = len(texts) > 1
+    arguments = ["slot"] * several + ["q", "k", *more, *map(argument_of, inputs), *page.lists]
     of = "m queries and n keys" if program.cross else "n positions"
     mask = [
         f"def mask({', '.join(arguments)}):",
@@ -51,33 +47,32 @@ def mask_text(program: Program) -> Text:
     for slot, text in enumerate(texts, 1):
         mask += [f"    if slot == {slot - 1}:"] if slot < len(texts) else []
         mask += [x for each in text for x in broken(each, 8 if slot < len(texts) else 4)]
-    call = ", ".join(["q", "k", *more, *(f'x["{x.name}"]' for x in inputs), *pages[0].lists])
-    functions = {"mask": "\n".join(mask), "mask_mod_of": _mask_mod(program, pages, call)}
+    call = ", ".join(["q", "k", *more, *(f'x["{x.name}"]' for x in inputs), *page.lists])
+    functions = {"mask": "\n".join(mask), "mask_mod_of": _mask_mod(page, call)}
     scored = tuple(x.name for x in program.inputs if x not in inputs)
     return Text(functions, {"SCORED": scored})
 
 
-def _mask_mod(program: Program, pages: Sequence[Page], arguments: str) -> str:
+def _mask_mod(page: Page, arguments: str) -> str:
     """The function that gives what FlexAttention takes."""
+    program, several = page.program, len(page.program.attends) > 1
     last = "m queries and n keys" if program.cross else "the last n_q of n positions"
-    queries, several = "m" if program.cross else "n_q", len(pages) > 1
+    queries = "m" if program.cross else "n_q"
     repeated = several and program.heads is None
-    made = [f"{name} = {text}" for name, text in pages[0].lists.items()]
+    made = [f"{name} = {text}" for name, text in page.lists.items()]
     counted = repeated or any("range(heads)" in text for text in made)
     before = [f"heads, {queries}, n = size[1:]" if counted else f"{queries}, n = size[2:]"]
-    fixed, most = program.fixed_length, min(page.most for page in pages)
+    fixed = program.fixed_length
     if fixed is not None:
         message = f"the grid has {fixed} positions, got n = {{n}}"
         before += [f"if n != {fixed}:", f'    raise ValueError(f"{message}")']
-    elif most < LIMITS.length:
+    elif page.most < LIMITS.length:
         longer = "max(m, n)" if program.cross else "n"
-        message = f"numbers fit in 64 bits up to n = {most}, got {{{longer}}}"
-        before += [f"if {longer} > {most}:", f'    raise ValueError(f"{message}")']
-    for read in sorted({each for page in pages for each in page.numbers}):
-        asked = [page.numbers[read] for page in pages if read in page.numbers]
-        rooms = [room for room, _ in asked if room is not None]
-        more = f", most=2**{min(rooms).bit_length() - 1}" if rooms else ""
-        more += ", whole=True" * any(whole for _, whole in asked)
+        message = f"numbers fit in 64 bits up to n = {page.most}, got {{{longer}}}"
+        before += [f"if {longer} > {page.most}:", f'    raise ValueError(f"{message}")']
+    for read, (most, whole) in sorted(page.numbers.items()):
+        more = "" if most is None else f", most=2**{most.bit_length() - 1}"
+        more += ", whole=True" * whole
         before.append(f'x = {{**x, "{read}": numbers("{read}", x{more})}}')
     before += made
     statements = [] if program.cross else ["q = q + (n - n_q)"]

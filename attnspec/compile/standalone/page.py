@@ -1,4 +1,4 @@
-"""What stands beside a formula in a file: names of sizes, checks, tables of what is drawn."""
+"""What stands beside a formula in a file: checks of sizes, tensors that are made before."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ class Page:
     """What the formula of a graph needs besides q, k and n.
 
     `reals` is the method by which tensors become reals. `checks` refuse sizes that are not what an
-    argument must be. `numbers` are the inputs that predicates
-    read: how large whole ones may be, None where it does not matter, and whether all must be whole.
-    `most` is the longest sequence of which every number fits in 64 bits. `lists` are names for
-    tensors that are made before any pair is asked for, and where scores read a list of numbers,
-    `inside` says at which pairs its index is one of the list.
+    argument must be. `numbers` are the inputs that predicates read: how large whole ones may be,
+    None where it does not matter, and whether all must be whole. `most` is the longest sequence of
+    which every number fits in 64 bits. `lists` are names for tensors that are made before any pair
+    is asked for, and where scores read a list of numbers, `inside` says at which pairs its index is
+    one of the list.
     """
 
     program: Program
-    inputs: tuple[Input, ...] = ()
     reals: str = ".double()"
     checks: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
@@ -64,15 +63,12 @@ class Page:
     def symbol(self, name: str) -> Expression:
         """What stands for a length or the layer, a number, and for a position or the head, a
         tensor."""
-        program = self.program
-        keys = program.fixed_length or 1, program.fixed_length or LIMITS.length
-        queries = (1, LIMITS.length) if program.cross else keys
-        low, high = {
-            **{"n": keys, "k": (0, keys[1] - 1)},
-            **{QUERIES: queries, "q": (0, queries[1] - 1)},
-            **{"layer": (0, (program.layers or COUNTED) - 1)},
-            **{"head": (0, (program.heads or COUNTED) - 1)},
-        }[name]
+        program, fixed = self.program, self.program.fixed_length
+        keys = fixed or LIMITS.length
+        queries = LIMITS.length if program.cross else keys
+        counts = {"q": queries, "k": keys, "layer": program.layers, "head": program.heads}
+        lengths = {"n": (fixed or 1, keys), QUERIES: (1 if program.cross else fixed or 1, queries)}
+        low, high = lengths.get(name) or (0, (counts[name] or COUNTED) - 1)
         shown = {"head": "h", QUERIES: QUERIES if program.cross else "n"}.get(name, name)
         return Expression(
             shown, tensor=self.reals * (name in ("q", "k", "head")), low=low, high=high
@@ -102,7 +98,7 @@ class Page:
 
     def made(self, hint: str, text: str, index: str = "", kind: str = "int") -> Expression:
         """A tensor that is made before any pair is asked for, or what it has at an index."""
-        taken = {*RESERVED, *map(argument_of, self.inputs)}
+        taken = {*RESERVED, *map(argument_of, self.program.inputs)}
         names = chain([hint], (f"{hint}_{number}" for number in count(2)))
         # one like the hint that stands for this text, or for nothing else
         name = next(x for x in names if x not in taken and self.lists.get(x, text) == text)

@@ -29,7 +29,7 @@ def score_text(program: Program) -> Text:
     attend = program.attends[0]
     if any(replace(other, graph=attend.graph) != attend for other in program.attends):
         raise StandaloneError("its heads or layers differ in `scale`, `score` or `normalize`")
-    page, tables = Page(program, program.inputs, REALS), bias_tables(program)
+    page, tables = Page(program, REALS), bias_tables(program)
     q, k = page.symbol("q"), page.symbol("k")
     values: dict[str, Operand] = {SCORE: Expression("score", "score", REALS), "q": q, "k": k}
     for entry in program.inputs:
@@ -103,8 +103,8 @@ def _score_mod(program: Program, before: list[str], statements: list[str]) -> st
     inner, outer = "\n".join(statements), "\n".join(before)
     if not program.cross and re.search(r"\bq\b", inner):
         # positions of queries are counted from the last ones, rows of an input from the first
-        row = "row, q = q, " if "row" in inner else "q = "
-        statements = [f"{row}q + (n - n_q)", *statements]
+        row = "row, q = q, q" if "row" in inner else "q = q"
+        statements = [f"{row} + (n - n_q)", *statements]
     else:
         statements = [re.sub(r"\brow\b", "q", each) for each in statements]
     inner = "\n".join([*statements, outer])
