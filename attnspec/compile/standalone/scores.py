@@ -12,7 +12,7 @@ from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import EXPRESSION, Attend, Program, Score
+from attnspec.ir.program import Attend, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.ir.scores import NAMED, Scores, alibi_slopes, thresholds
 from attnspec.lower.lower import bias_tables, buckets_of
@@ -40,7 +40,9 @@ def score_text(program: Program) -> Text:
     settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
     adds, finite = attend.normalize == "softmax", True
     for place, score in enumerate(attend.scores):
-        value = _expression(score, page)
+        arguments: dict[str, Any] = dict(score.arguments)
+        change = fold(NAMED.get(score.name, Symbol("value")), arguments)
+        value = fold(change, page.known)
         read.update(inputs_read(value))
         if score.name == "alibi":
             values["slope"] = _slope(score, program, page)
@@ -48,7 +50,11 @@ def score_text(program: Program) -> Text:
             table, steps = tables[place, score], f"STEPS{tables[place, score][4:]}"
             before.append(f'{table} = bias_of(learned["{table}"], {steps}, q, n)')
             values["bias"] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
-            settings[steps], parts[table] = _buckets(program, score)
+            buckets, distance = buckets_of(score), int(arguments["max_distance"])
+            # the least distances of all buckets but the first, and how the table starts
+            settings[steps] = (*thresholds(buckets if program.causal else buckets // 2, distance),)
+            shape = program.layers or 1, program.heads or 1, buckets
+            parts[table] = (shape, "constant_", 0.0)
         statements.append(f"score = {_of_score(said(value, values, page), value, page)}")
         is_added = Scores((value,)).added is not None
         adds &= is_added
@@ -71,19 +77,13 @@ def numbers_in(attend: Attend) -> list[Scalar]:
     return [value for score in attend.scores for _, value in score.arguments]
 
 
-def _expression(score: Score, page: Page) -> Scalar:
-    """What a score becomes, as an expression of the score and the pair."""
-    arguments: dict[str, Any] = dict(score.arguments)
-    value = arguments["value"] if score.name == EXPRESSION else fold(NAMED[score.name], arguments)
-    return fold(value, page.known)
-
-
 def _slope(score: Score, program: Program, page: Page) -> Expression:
     """The slope of a head."""
     head, slopes = page.symbol("head"), score.slopes
     if not slopes and program.heads is None:
         return page.made("slopes", "slopes_of(q)", f"[{head.text}]", "real")
-    return page.listed(repr(slopes or alibi_slopes(program.heads)), head, "real", "slopes")
+    slopes = slopes or alibi_slopes(program.heads or 1)
+    return page.listed(repr(slopes), head, "real", "slopes")
 
 
 def _of_score(change: Operand, value: Scalar, page: Page) -> str:
@@ -116,14 +116,6 @@ def _score_mod(program: Program, before: list[str], statements: list[str]) -> st
     doc = "What changes the score of query q and key k in head h."
     head, inner = "score_mod_of(q, k, layer, x, learned)", "score_mod(score, b, h, q, k)"
     return closure(head, doc, before, inner, [*statements, "return score"])
-
-
-def _buckets(program: Program, score: Score) -> tuple[object, object]:
-    """The least distances of the buckets of a learned table but the first, and what the table is:
-    its shape and how it starts."""
-    buckets, distance = buckets_of(score), int(dict(score.arguments)["max_distance"])  # type: ignore[arg-type]
-    steps = tuple(thresholds(buckets if program.causal else buckets // 2, distance))
-    return steps, ((program.layers or 1, program.heads or 1, buckets), "constant_", 0.0)
 
 
 def _scale(program: Program) -> str:
