@@ -14,7 +14,7 @@ from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.counting.figures import degree, density
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.backends import BACKENDS
-from attnspec.backends.planner import AUTO, require_willing
+from attnspec.backends.planner import AUTO, DEVICES, require_willing
 from attnspec.backends.plugins import owner_of
 from attnspec.check.lints import ahead_of
 from attnspec.compile.emit import class_name, emit
@@ -45,9 +45,6 @@ TILED = 193
 """The length at which the pairs of every module are verified, too: bands have several tiles there,
 and none of the usual sizes divides it."""
 
-ACCELERATORS = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
-"""What else a machine may have, with the module that says so."""
-
 OWN = tuple(backend.name for backend in BACKENDS if not is_on_request(backend, "cpu"))
 """The backends of this package that choose themselves on the CPU, with which every module of a spec
 is verified."""
@@ -73,14 +70,12 @@ def compile_program(
     """
     ahead = looks_ahead(program)
     if ahead is not None:
-        module = ahead_of(program, ahead)
-        warnings.warn(f"{module.code}: `{program.name}`: {module.message}", stacklevel=3)
-    if device is None:
-        require_willing(program, backend)
-        return CompiledAttention(plan_data(program, backend), head_size)
-    place = usable(device)
-    require_willing(program, backend, (place.type,))
-    return CompiledAttention(plan_data(program, backend), head_size).to(place)
+        lint = ahead_of(program, ahead)
+        warnings.warn(f"{lint.code}: `{program.name}`: {lint.message}", stacklevel=3)
+    place = None if device is None else usable(device)
+    require_willing(program, backend, DEVICES if place is None else (place.type,))
+    module = CompiledAttention(plan_data(program, backend), head_size)
+    return module if place is None else module.to(place)
 
 
 def usable(device: str | torch.device) -> torch.device:
@@ -90,9 +85,10 @@ def usable(device: str | torch.device) -> torch.device:
         torch.empty(0, device=place)
     # a build without the device raises AssertionError, a machine without it RuntimeError
     except (AssertionError, RuntimeError) as error:
-        there = ["cpu", *(name for name, home in ACCELERATORS.items() if home.is_available())]
+        other = torch.accelerator.current_accelerator(check_available=True)
+        there = "cpu" if other is None else f"cpu, {other.type}"
         raise AttnSpecError(
-            f"the device must be one that is here, {', '.join(there)}, got {str(place)!r}:"
+            f"the device must be one that is here, {there}, got {str(place)!r}:"
             f" {str(error).partition('. ')[0]:.100}"
         ) from None
     return place
@@ -183,12 +179,10 @@ def _verified(spec: Elaborated, backend: str) -> str:
         lines.append(f"{some} {', '.join(values)}" if values else "no values")
         return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(lines)}."
     whole, last, refused = _tried(programs, names, n, "whole")
+    kinds = {"every pair, values and gradients": whole, "the same of the last queries": last}
     lines = [
-        f"by the backend{'s' if len(those) > 1 else ''} {', '.join(those)}{what}"
-        for those, what in (
-            (whole, ": every pair, values and gradients"),
-            (last, ": the same of the last queries"),
-        )
+        f"by the backend{'s' * (len(those) > 1)} {', '.join(those)}: {what}"
+        for what, those in kinds.items()
         if those
     ]
     if not lines:
@@ -227,25 +221,22 @@ def _by_kind(program: Program) -> tuple[Program, ...]:
 
     No backend runs both kinds, and each is to be verified with every backend that runs it.
     """
-    graphs = [attend for attend in program.attends if attend.mechanism is None]
-    formulas = [attend for attend in program.attends if attend.mechanism is not None]
-    if not graphs or not formulas:
+    attends = program.attends
+    kinds = [[x for x in attends if (x.mechanism is None) is graph] for graph in (True, False)]
+    if not all(kinds):
         return (program,)
     return tuple(
-        replace(
-            program,
-            attends=tuple(each if each in kind else kind[0] for each in program.attends),
-        )
-        for kind in (graphs, formulas)
+        replace(program, attends=tuple(each if each in kind else kind[0] for each in attends))
+        for kind in kinds
     )
 
 
 def _require_ok(found: Verification, name: str) -> None:
     """Raise an error if there is a fault in what a backend does."""
-    if not found.ok and name not in (AUTO, *(backend.name for backend in BACKENDS)):
-        raise BackendError(
-            f"the backend {name} of {owner_of(name)} computes something else than the spec:"
-            f"\n{found}"
-        )
-    if not found.ok:
+    if found.ok:
+        return
+    if name in (AUTO, *(backend.name for backend in BACKENDS)):
         raise InternalError(f"the compiled module differs from the spec:\n{found}")
+    raise BackendError(
+        f"the backend {name} of {owner_of(name)} computes something else than the spec:\n{found}"
+    )

@@ -10,7 +10,6 @@ import ast
 import builtins
 import hashlib
 import keyword
-import re
 from collections.abc import Sequence
 from pprint import pformat
 from textwrap import wrap
@@ -60,38 +59,18 @@ if PLAN["format"] != FORMAT:
     )
 """
 
-_CLASS = '''\
-class NAME(CompiledAttention):
-    """The attention SPEC.
-
-    CALL
-    """
-
-    def __init__(self, head_size: int | None = None) -> None:
-        super().__init__(PLAN, head_size)
-'''
-
-_CALL = """\
-A call takes q [B, HEADS, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v], where H_kv divides
-HEADS, and returns [B, HEADS, n_q, d_v]. QUERIES. `layer` is the number of one,
-`key_padding_mask` bool [B, n_k], True for a real key, `dropout_p` a fraction of the weights. With
-`return_lse` the log-sum-exps [B, HEADS, n_q] come as well. INPUTS"""
-
 
 def emit(
     spec: Elaborated, facts: Sequence[str], backend: str = "auto", body: str | None = None
 ) -> str:
     """The module of a spec; `facts` are lines about it for the docstring. A module that stands
     alone has its `body`, and no plan; the others import attnspec."""
-    parts = [_docstring(spec, facts)]
-    if body is not None:
-        parts.append(body)
-    else:
-        parts.append(_DEPENDENT)
-        parts.append(constant("PLAN", plan_data(spec.program, backend)) + "\n")
-        parts.append(_CHECK.replace("VERSION", __version__))
-        parts.append("\n" + _class(spec.program))
-    module = "\n".join(parts)
+    parts = [body or ""]
+    if body is None:
+        check = _CHECK.replace("VERSION", __version__)
+        plan = constant("PLAN", plan_data(spec.program, backend))
+        parts = [_DEPENDENT, f"{plan}\n", check, "\n" + _class(spec.program)]
+    module = "\n".join([_docstring(spec, facts), *parts])
     check_module(module, body is not None)
     return sealed(module)
 
@@ -124,21 +103,12 @@ def constant(name: str, value: object) -> str:
 
 
 def _docstring(spec: Elaborated, facts: Sequence[str]) -> str:
-    name = spec.program.name
-    lines = [
-        f"{name}{MARK}{__version__}.",
-        "",
-        f"    attention = {class_name(name)}()",
-        "    out = attention(q, k, v)",
-        "",
-        SPEC,
-        "",
-        *(f"    {line}".rstrip() for line in spec.source.rstrip("\n").split("\n")),
-        "",
-        *([*facts, ""] if facts else []),
-        f"Fingerprint of the spec (sha256): {fingerprint(spec.program)}",
-        "",
-    ]
+    name, source = spec.program.name, spec.source.rstrip("\n").split("\n")
+    lines = [f"{name}{MARK}{__version__}.", ""]
+    lines += [f"    attention = {class_name(name)}()", "    out = attention(q, k, v)", ""]
+    lines += [SPEC, "", *(f"    {line}".rstrip() for line in source), ""]
+    lines += [*facts, ""] if facts else []
+    lines += [f"Fingerprint of the spec (sha256): {fingerprint(spec.program)}", ""]
     inert = "\n".join(lines).replace("\\", "\\\\")
     # three quotation marks in a row would end the docstring
     return '"""' + inert.replace('"""', '\\"\\"\\"') + '"""\n'
@@ -165,12 +135,25 @@ def _class(program: Program) -> str:
     queries = "Queries are the last n_q of the n_k positions"
     if program.cross:
         queries = "Queries are another sequence than the keys, from its `query_start` on"
-    call = _CALL.replace("HEADS", "H" if program.heads is None else str(program.heads))
-    call = call.replace("QUERIES", queries).replace("INPUTS", inputs)
-    # at once: the name of a spec may be one of these words
-    words = {"NAME": class_name(program.name), "SPEC": f"`{program.name}`"}
-    words["CALL"] = "\n    ".join(wrap(call, WIDTH - 4))
-    return re.sub(r"\b(NAME|SPEC|CALL)\b", lambda word: words[word[0]], _CLASS)
+    heads = "H" if program.heads is None else program.heads
+    call = (
+        f"A call takes q [B, {heads}, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v], where"
+        f" H_kv divides {heads}, and returns [B, {heads}, n_q, d_v]. {queries}. `layer` is the"
+        " number of one, `key_padding_mask` bool [B, n_k], True for a real key, `dropout_p` a"
+        " fraction of the weights. With `return_lse` the log-sum-exps"
+        f" [B, {heads}, n_q] come as well. {inputs}"
+    )
+    shown = "\n    ".join(wrap(call, WIDTH - 4))
+    return f'''\
+class {class_name(program.name)}(CompiledAttention):
+    """The attention `{program.name}`.
+
+    {shown}
+    """
+
+    def __init__(self, head_size: int | None = None) -> None:
+        super().__init__(PLAN, head_size)
+'''
 
 
 def check_module(text: str, standalone: bool) -> None:

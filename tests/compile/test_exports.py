@@ -84,6 +84,9 @@ def test_masks_of_two_sequences(graph: str) -> None:
         assert len(found.indptr) == -(-m // 4) + 1
         assert found.dense().shape == (m, n)
         assert (found.dense() == meant).all()
+        rows = np.repeat(np.arange(len(found.indptr) - 1), np.diff(found.indptr))
+        places = np.minimum(4, m - 4 * rows) * np.minimum(4, n - 4 * found.indices)
+        assert (found.full == (found.mask.sum((1, 2)) == places)).all()
         if not m:
             continue
         flex = spec.to_flex(n, m=m)

@@ -358,6 +358,7 @@ def test_edges_of_shapes() -> None:
     [
         "attend where(abs(q - k) < max(n, 3)) | self",
         "attend transpose(summary(stride = max(1, isqrt(n)), cells = 1)) & full | self",
+        "attend random_blocks(size = max(1, n // 4) + 1, blocks = 1) | self",
     ],
 )
 def test_numbers_of_n_within_others_are_written(body: str) -> None:

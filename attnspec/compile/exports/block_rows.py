@@ -53,8 +53,7 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> B
     Raises TooMuch for more than `LIMITS.mask_bytes` of masks.
     """
     queries = n if m is None else m
-    length = max(queries, n)
-    rows, layout = tiles_of(relation, length, size)
+    rows, layout = tiles_of(relation, max(queries, n), size)
     if len(rows) * size * size > LIMITS.mask_bytes:
         raise TooMuch(
             f"the masks of {len(rows):,} blocks of {size} x {size} are more than"
@@ -62,7 +61,8 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> B
         )
     whole = np.ones((1, size, size), bool)
     mask = np.concatenate([layout.masks, whole])[layout.kinds]
-    q, k = (at[:, None] * size + np.arange(size) < length for at in (rows, layout.keys))
+    q = rows[:, None] * size + np.arange(size) < queries
+    k = layout.keys[:, None] * size + np.arange(size) < n
     mask &= q[:, :, None] & k[:, None]
     full = mask.sum((1, 2)) == q.sum(1) * k.sum(1)
     indptr = layout.starts[: 1 - (-queries // size)].astype(np.int32)

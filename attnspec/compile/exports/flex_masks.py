@@ -19,7 +19,8 @@ from torch import Tensor
 
 from attnspec.compile.exports.block_rows import tiles_of
 from attnspec.compile.standalone.graphs import mask_text
-from attnspec.compile.standalone.page import StandaloneError, Text
+from attnspec.compile.standalone.lifting import Text
+from attnspec.compile.standalone.page import StandaloneError
 from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import inputs_read
@@ -256,18 +257,17 @@ def flex_mask(
     if m is not None and n is None:
         raise ValueError(f"m = {m} needs n, the number of keys: write `to_flex(n, m={m})`")
     single = _of_layer(program, layer)
-    declared = {entry.name for entry in program.inputs}
-    kinds = {entry.name: entry.kind for entry in single.inputs}
+    given, declared = inputs or {}, {entry.name for entry in program.inputs}
     needed = {x for each in single.attends if each.graph for x in inputs_of(each.graph)}
-    if not needed <= (inputs or {}).keys() <= declared:
+    if not needed <= given.keys() <= declared:
         raise AttnSpecError(
             f"`inputs` must be those of `{program.name}`: {', '.join(sorted(needed)) or 'none'},"
-            f" got {', '.join(sorted(inputs or {})) or 'none'}"
+            f" got {', '.join(sorted(given)) or 'none'}"
         )
     tensors = {
-        name: _batched(name, kinds[name], value).to(device)
-        for name, value in (inputs or {}).items()
-        if name in kinds
+        x.name: _batched(x.name, x.kind, given[x.name]).to(device)
+        for x in single.inputs
+        if x.name in given
     }
     if program.heads is not None and heads not in (None, program.heads):
         raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")

@@ -11,7 +11,8 @@ from typing import Any
 from attnspec.backends.factored.definitions import TEXTS, settings_of
 from attnspec.compile.standalone.formulas import LEAST
 from attnspec.compile.standalone.graphs import graph_text
-from attnspec.compile.standalone.page import StandaloneError, Text
+from attnspec.compile.standalone.lifting import Text
+from attnspec.compile.standalone.page import StandaloneError
 from attnspec.compile.standalone.scores import numbers_in
 from attnspec.graphs.bind import Situation
 from attnspec.graphs.relation import chosen_text
@@ -19,13 +20,10 @@ from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Program, leaves, scalars_of
 from attnspec.ir.scalars import Apply, Scalar, Symbol, parts_of, symbols
-from attnspec.lower.lower import decided_leaves, numbers_of
+from attnspec.lower.lower import decided_leaves
 from attnspec.lower.mechanism_sizes import bind_mechanism, learned_parts
 
 __all__ = ["StandaloneError", "standalone_module"]
-
-STARTS = {"zeros": ("constant", 0.0), "ones": ("constant", 1.0)}
-"""How a part starts, and by which number, where it says so in one word."""
 
 
 def standalone_module(program: Program, class_name: str) -> str:
@@ -49,24 +47,21 @@ def _refusal(program: Program) -> str:
     """The statement that refuses a trace of torch.export before torch does, with the reason; none
     where one program serves every length."""
     unless, refused = " and isinstance(k.shape[2], torch.SymInt)", " with a dynamic length"
-    tables = {leaf.pattern for each in program.attends if each.graph for leaf in leaves(each.graph)}
-    if tables & {"random", "random_blocks"}:
-        why, unless, refused = "its pairs are drawn at random", "", ""
-    elif "expander" in tables:
+    graphs = [each.graph for each in program.attends if each.graph]
+    mechanisms = [each.mechanism.name for each in program.attends if each.mechanism]
+    patterns = {leaf.pattern for graph in graphs for leaf in leaves(graph)}
+    if patterns & {"random", "random_blocks", "expander"}:
         why = "its pairs are drawn at random"
-    elif any(each.mechanism and MECHANISMS[each.mechanism.name].drawn for each in program.attends):
+        if patterns & {"random", "random_blocks"}:
+            unless = refused = ""
+    elif any(MECHANISMS[name].drawn for name in mechanisms):
         why, refused = "its features are drawn at random", " with `strict=False`"
         unless = " and not torch.compiler.is_dynamo_compiling()"
-    elif any(each.mechanism for each in program.attends) and program.causal:
+    elif mechanisms and program.causal:
         why = "its mechanism is computed in chunks"
-    elif any("n" in symbols(numbers_of(each).get("scale", 0)) for each in program.attends):
+    elif any("n" in symbols(each.scale or 0) for each in program.attends):
         why = "its scale depends on n"
-    elif any(
-        _reads_root(scalar)
-        for each in program.attends
-        if each.graph
-        for _, _, scalar in scalars_of(each.graph)
-    ):
+    elif any(_reads_root(scalar) for graph in graphs for _, _, scalar in scalars_of(graph)):
         why = "its mask takes a root or logarithm of n"
     elif any(_reads_root(value) for each in program.attends for value in numbers_in(each)):
         why = "its scores take a root or logarithm of n"
@@ -108,7 +103,9 @@ def _mechanism_text(program: Program) -> Text:
     parts = {}
     for (_, part), name in learned_parts(program).items():
         shape = 1 if part.layers else layers, 1 if part.heads else heads, *part.shape
-        parts[name] = (shape, *STARTS.get(part.start, (part.start, part.by)))
+        by = {"uniform": (-part.by, part.by), "normal": (0.0, part.by)}.get(part.start, (part.by,))
+        # the function of `torch.nn.init`, and its arguments
+        parts[name] = (shape, f"{part.start}_", *(() if part.start in ("zeros", "ones") else by))
     chosen, names = settings_of(declared, program.causal, attend.scale)
     if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
         raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
@@ -116,7 +113,6 @@ def _mechanism_text(program: Program) -> Text:
         **{"INPUTS": {}, "PAIRS": False},
         **chosen,
         "PARTS": parts,
-        "SIZED": any(isinstance(x, str) for shape, _, _ in parts.values() for x in shape),
-        "DRAWN": any(start != "constant" for _, start, _ in parts.values()),
+        "SCALED": any(part.start == "scaled" for _, part in learned_parts(program)),
     }
     return Text({}, settings, names, tuple(text.__name__ for text in TEXTS))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from textwrap import wrap
 from typing import Any, TypeAlias
 
@@ -76,8 +75,7 @@ class Expression:
         return Expression(text, self.kind, self.tensor, *ends, level=SIGN)
 
     def __abs__(self) -> Expression:
-        ends = ends_of("abs", self)
-        return Expression(f"abs({self.text})", self.kind, self.tensor, *ends)
+        return call("abs", self, kind=self.kind)
 
     def __xor__(self, other: Operand) -> Operand:
         """Other than `True` is not asked for: it is how formulas say `not`."""
@@ -101,16 +99,13 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
         a, b, _ = alike(a, b)
         kind = "bool"
     else:
-        if _is(b, _NEUTRAL.get(op)) or (op == "%" and ends_of("//", a, b) == (0, 0)):
+        if _is_neutral(op, b) or (op == "%" and ends_of("//", a, b) == (0, 0)):
             return a
-        if op in "+*" and _is(a, _NEUTRAL[op]):
-            return b
-        if op == "-" and _is(a, 0):
-            return -b
+        if op in "+*-" and _is_neutral(op, a):
+            return -b if op == "-" else b
         a, b, kind = alike(a, b, op == "/")
         ends = ends_of(op, a, b)
-        if op == "%" and kind == "int" and isinstance(b, int) and b > 1:
-            # not of `% 1`, which stays, so that heads differ in numbers alone
+        if op == "%" and kind == "int" and isinstance(b, int) and b > 0:
             ends = ends[0], min(ends[1], b - 1)
     level = LEVELS[op]
     # comparisons do not chain, powers group to the right, all others to the left
@@ -124,7 +119,8 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
     return Expression(f"{first} {op} {second}", kind, tensor_of(a, b), *ends, level=level)
 
 
-_NEUTRAL = {"+": 0, "-": 0, "*": 1, "//": 1}
+def _is_neutral(op: str, x: Operand) -> bool:
+    return not isinstance(x, Expression) and {"+": 0, "-": 0, "*": 1, "//": 1}.get(op) == x
 
 
 def ends_of(op: str, *operands: Operand) -> tuple[float, float]:
@@ -133,17 +129,17 @@ def ends_of(op: str, *operands: Operand) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def call(text: str, *args: Operand, kind: str = "int", low: float = -_OPEN) -> Expression:
+def call(text: str, *args: Operand, kind: str = "int") -> Expression:
     """A call of a function, of a method of the first argument where the text begins with a dot; a
     tensor where an argument is one."""
     owner, args_shown = (_within(args[0], ATOM), args[1:]) if text[0] == "." else ("", args)
     shown = f"{owner}{text}({', '.join(map(flat, args_shown))})"
-    return Expression(shown, kind, tensor_of(*args), low)
+    return Expression(shown, kind, tensor_of(*args))
 
 
 def tensor_of(*operands: Operand) -> str:
     """How the first of some operands that is a tensor becomes one of reals; empty where none is."""
-    return next((x.tensor for x in operands if isinstance(x, Expression) and x.tensor), "")
+    return next((x.tensor for x in operands if getattr(x, "tensor", "")), "")
 
 
 def kind_of(operand: Operand) -> str:
@@ -173,22 +169,12 @@ def alike(a: Operand, b: Operand, is_real: bool = False) -> tuple[Operand, Opera
     """Operands of one kind, and this kind: torch would take a tensor of whole numbers and a real
     number of Python for float32."""
     kinds = kind_of(a), kind_of(b)
-    for kind in ("score", "number"):
-        if kind in kinds:
-            break
-    else:
-        kind = "real" if is_real or "real" in kinds else "int"
+    known = "real" if is_real or "real" in kinds else "int"
+    kind = next((each for each in ("score", "number") if each in kinds), known)
     if is_real or kind == "score" or "real" in kinds:
-        known = [bool(tensor_of(x)) and kind_of(x) in REALS for x in (a, b)]
-        a, b = a if known[1] else real(a), b if known[0] else real(b)
+        other = [bool(tensor_of(x)) and kind_of(x) in REALS for x in (b, a)]
+        a, b = (x if is_known else real(x) for x, is_known in zip((a, b), other, strict=True))
     return counted(a), counted(b), kind
-
-
-def _is(operand: Operand, number: int | None) -> bool:
-    return not isinstance(operand, Expression) and operand == number
-
-
-# --- text ----------------------------------------------------------------------------------------
 
 
 def flat(operand: Operand) -> str:
@@ -214,50 +200,13 @@ def closure(
 
 
 def broken(statement: str, indent: int) -> list[str]:
-    """A statement, its expression on several lines where it is too long for one."""
-    head = re.match(r"return |[\w(),* ]+ = |", statement)
-    first = head[0] if head else ""
-    return lines(statement.removeprefix(first), first, indent)
-
-
-def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:
-    """An expression between `head` and `tail`; where that is too long for a line, its operands or
-    arguments on lines of their own, in brackets."""
-    margin = " " * indent
-    if indent + len(head) + len(text) + len(tail) <= WIDTH:
-        return [f"{margin}{head}{text}{tail}"]
-    before, _, inside = text.partition("(")
-    if re.fullmatch(r"~?[\w.]*", before) and _is_closed(f"({inside}"):
-        head, text = head + before, inside[:-1]
-    pieces, comma = _pieces(text, [","]), ","
-    for level in (1, 2, 0, 3, 4):
-        if len(pieces) == 1:
-            pieces = _pieces(text, [op for op in LEVELS if LEVELS[op] == level])
-            comma = ""
-    if comma and all(re.fullmatch(r"-?[\d.e+-]+|", piece) for _, piece in pieces):
-        found = [f"{margin}    {row}" for row in wrap(f"{text.rstrip(',')},", WIDTH - indent - 4)]
-    elif len(pieces) > 1:
-        found = [
-            line
-            for lead, piece in pieces
-            for line in lines(piece, "" if comma else lead, indent + 4, comma)
-        ]
-    else:
-        found = [f"{margin}    {text}"]
-    return [f"{margin}{head}(", *found, f"{margin}){tail}"]
-
-
-def _pieces(text: str, ops: list[str]) -> list[tuple[str, str]]:
-    """The operands of some operators outside of brackets, each with its operator before it."""
-    pieces, lead, first, depth = [], "", 0, 0
-    for each in re.finditer(rf"([(\[])|([)\]])| ?({'|'.join(map(re.escape, ops))}) ", text):
-        depth += bool(each[1]) - bool(each[2])
-        if each[3] and not depth:
-            pieces.append((lead, text[first : each.start()]))
-            lead, first = f"{each[3]} ", each.end()
-    return [*pieces, (lead, text[first:])]
-
-
-def _is_closed(text: str) -> bool:
-    """Whether the bracket that a text begins with is closed at its end."""
-    return 0 not in [*accumulate((x == "(") - (x == ")") for x in text)][:-1]
+    """A statement; where it is too long for a line, its expression in brackets, on lines that begin
+    with `|` or `&` as far as these are short enough."""
+    margin, width = " " * indent, WIDTH - indent - 4
+    if len(statement) <= width + 4:
+        return [f"{margin}{statement}"]
+    head = re.match(r"return |[\w(),* ]+ = |", statement)[0]  # type: ignore[index]
+    glued = re.sub(r" (?![|&] )", "\0", statement.removeprefix(head))
+    whole = {"width": width, "break_long_words": False, "break_on_hyphens": False}
+    rows = [row for part in wrap(glued, **whole) for row in wrap(part.replace("\0", " "), **whole)]  # type: ignore[arg-type]
+    return [f"{margin}{head}(", *(f"{margin}    {row}" for row in rows), f"{margin})"]

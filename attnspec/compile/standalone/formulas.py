@@ -35,6 +35,7 @@ from attnspec.graphs.grid import Grid
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import exact_up_to, real_remainder
 from attnspec.graphs.token_sets import member
+from attnspec.ir.crossing import QUERIES
 from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import InputRef, Leaf, Term, TokenCompound, TokenTerm
@@ -53,16 +54,14 @@ def formula_of(term: Term, page: Page) -> Expression:
 
     Raises StandaloneError for what cannot be written down.
     """
-    q, k = Side(page.position("q"), page.m), Side(page.position("k"), page.n)
+    q, k = (Side(*map(page.symbol, names)) for names in (("q", QUERIES), ("k", "n")))
     formula = _formula(term, page, q, k)
     if page.program.causal:
         formula = formula & (k.at <= q.at)
-    if isinstance(formula, Expression) and formula.tensor:
-        return formula
-    if formula is False:
-        return Expression("q != q", "bool", page.reals, level=0)
     every = Expression("q == q", "bool", page.reals, level=0)
-    return joined("&", every, formula)  # type: ignore[no-any-return]
+    if formula is False:
+        return every ^ True  # type: ignore[no-any-return]
+    return formula if tensor_of(formula) else every & formula  # type: ignore[no-any-return]
 
 
 def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
@@ -76,14 +75,12 @@ def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
         if isinstance(by, Expression):
             raise StandaloneError(f"a size depends on n, so `{flat(by)} > 0` is not known")
         if by >= 0:
-            inside = (q.at >= by) & (k.at >= by)
-            # positions outside are moved inside, where `inside` drops the answer
-            moved = [Side(call(".clamp_min", x.at - by, 0, low=0), x.length) for x in (q, k)]
+            op, inside = "max", (q.at >= by) & (k.at >= by)
         else:
-            inside = (q.at < q.length + by) & (k.at < k.length + by)
-            moved = [
-                Side(call(".clamp_max", x.at - by, x.length - 1, low=0), x.length) for x in (q, k)
-            ]
+            op, inside = "min", (q.at < q.length + by) & (k.at < k.length + by)
+        # positions outside are moved inside, where `inside` drops the answer
+        ends = ((x, 0 if by >= 0 else x.length - 1) for x in (q, k))
+        moved = [Side(said(Apply(op, (x.at - by, end)), {}, page), x.length) for x, end in ends]
         return inside & _formula(term.terms[0], page, *moved)
     first, *others = (_formula(each, page, q, k) for each in term.terms)
     return _joined(term.op, [first, *others])
@@ -162,7 +159,7 @@ def _drawn(
 ) -> Operand:
     """Whether k is among what a function draws for q under a purpose, so many as an argument says,
     each of a block where there is a size."""
-    row, key, keys, size = q.at, k.at, page.n, given.get("size")
+    row, key, keys, size = q.at, k.at, page.symbol("n"), given.get("size")
     if size is not None:
         row, key, keys = row // size, key // size, -(-keys // size)
     place = "layer, head" if given.get("per_head", True) else "0, 0"
@@ -196,7 +193,7 @@ def _size(name: str, value: object, parameter: Parameter, page: Page) -> Operand
     size = fold(value, page.known)  # type: ignore[arg-type]
     if not isinstance(size, Symbol | Apply):
         return size
-    shown = page.size(name, said(size, {}, page))
+    shown = said(size, {}, page)
     if isinstance(shown, Expression):
         other = (parameter.kind == "integer") != (shown.kind == "int")
         if other or parameter.odd or parameter.even:
@@ -221,7 +218,7 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
         raise StandaloneError(f"`//` or `%` divides a real number made from `{read}`")
     most, whole = page.numbers.get(read, (None, False))
     try:
-        room = exact_up_to(predicate, int(page.n.high))
+        room = exact_up_to(predicate, int(page.symbol("n").high))
     except RelationError as error:
         raise StandaloneError(str(error)) from None
     if room is not None:
@@ -231,17 +228,15 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
 
 def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     """The longest sequence, MOST or a power of two, of which every number of a predicate fits."""
-    read = symbols(predicate)
+    read = {*symbols(predicate)}
     ranges = {name: bounds(said(Symbol(name), values, page), {}) for name in read}
-    most = int(page.n.high)
+    most = int(page.symbol("n").high)
     while reach_of(predicate, ranges) > LARGEST:
-        most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
+        most = 1 << (most - 1).bit_length() - 1
         if most < 2 or page.program.fixed_length is not None:
             raise StandaloneError("integers in its `where` do not fit in 64 bits")
-        ranges = {
-            key: ends if key in ("layer", "head") else (ends[0], np.minimum(ends[1], most))
-            for key, ends in ranges.items()
-        }
+        for key in read - {"layer", "head"}:
+            ranges[key] = ranges[key][0], np.minimum(ranges[key][1], most)
     return most
 
 
@@ -254,9 +249,6 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         return values[scalar.name] if scalar.name in values else page.symbol(scalar.name)
     if not isinstance(scalar, Apply):
         return scalar
-    if values and not any(text in values for text in symbols(scalar)):
-        # of a predicate, or a score, what is the same for all pairs
-        return page.size("size", said(scalar, {}, page))
     args = tuple(said(arg, values, page) for arg in scalar.args)
     found = _applied(scalar.op, args, page)
     if kind_of(found) == "bool" or not isinstance(found, Expression):

@@ -2,123 +2,79 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import cast
 
 from attnspec.compile.standalone.expressions import broken, closure
 from attnspec.compile.standalone.formulas import formula_of
-from attnspec.compile.standalone.page import Page, Text, argument_of
+from attnspec.compile.standalone.lifting import Text
+from attnspec.compile.standalone.page import Page, argument_of
 from attnspec.compile.standalone.scores import score_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Program, Term, inputs_of
 from attnspec.limits import LIMITS
 
-NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
-"""A number in a text."""
-
 
 def graph_text(program: Program) -> Text:
     """The functions of a file. Raises StandaloneError for what cannot be said."""
     mask, scores = mask_text(program), score_text(program)
-    settings = {**mask.settings, **scores.settings, "SIZED": False, "DRAWN": False}
-    names = {"weigh": program.attends[0].normalize}
-    return Text({**mask.functions, **scores.functions}, settings, names)
+    settings = {**mask.settings, **scores.settings, "SCALED": False}
+    return Text({**mask.functions, **scores.functions}, settings)
 
 
 def mask_text(program: Program) -> Text:
     """The functions that say which pairs there are: `mask`, and what FlexAttention takes."""
-    pages: list[Page] = []
-    texts = []
-    for attend in program.attends:
-        term = cast(Term, attend.graph)
-        read = inputs_of(term)
-        page = Page(program, tuple(x for x in program.inputs if x.name in read))
-        if pages:
-            # what one draws, all may name
-            page.tables, page.lists = pages[0].tables, pages[0].lists
+    page, texts = Page(program), list[list[str]]()
+    terms = [cast(Term, attend.graph) for attend in program.attends]
+    for term in terms:
+        # what one draws, all may name
+        page.checks.clear()
         formula = formula_of(term, page)
-        pages.append(page)
-        sizes = [f"{size} = {value}" for size, value in page.sizes.items()]
-        texts.append("\n".join([*sizes, *page.checks, f"return {formula.text}"]))
-    cases = list(_cases(texts))
-    symbols = [each for each in ("layer", "h") if any(each in page.symbols for page in pages)]
-    inputs = [x for x in program.inputs if any(x in page.inputs for page in pages)]
+        texts.append([*page.checks, f"return {formula.text}"])
+    written = " ".join(chain.from_iterable(texts))
+    symbols = [each for each in ("layer", "h") if re.search(rf"\b{each}\b", written)]
+    read = {name for term in terms for name in inputs_of(term)}
+    inputs = [x for x in program.inputs if x.name in read]
     more = [*([QUERIES] if program.cross else []), "n", *symbols, *(["b"] if inputs else [])]
-    drawn = *pages[0].tables, *pages[0].lists
-    settings: dict[str, object] = {
-        "NUMBERS": dict(sorted(each for *_, numbers in cases for each in numbers)),
-        "SCORED": tuple(x.name for x in program.inputs if x not in inputs),
-    }
-    several = len(pages) > 1
-    arguments = ["slot"] * several + ["q", "k", *more, *map(argument_of, inputs), *drawn]
+    several = len(texts) > 1
+    arguments = ["slot"] * several + ["q", "k", *more, *map(argument_of, inputs), *page.lists]
     of = "m queries and n keys" if program.cross else "n positions"
     mask = [
         f"def mask({', '.join(arguments)}):",
         f'    """Whether query q reads key k of {of}{", in a slot" if several else ""}."""',
     ]
-    for slots, text, _ in cases:
-        indent = 4
-        if slots is not cases[-1][0]:
-            asked = f"== {slots[0]}" if len(slots) == 1 else f"in {tuple(slots)!r}"
-            mask.append(f"    if slot {asked}:")
-            indent = 8
-        mask += [line for each in text.split("\n") for line in broken(each, indent)]
-    call = ", ".join(["q", "k", *more, *(f'x["{x.name}"]' for x in inputs), *drawn])
-    functions = {"mask": "\n".join(mask), "mask_mod_of": _mask_mod(program, pages, call)}
-    return Text(functions, settings)
+    for slot, text in enumerate(texts, 1):
+        mask += [f"    if slot == {slot - 1}:"] if slot < len(texts) else []
+        mask += [x for each in text for x in broken(each, 8 if slot < len(texts) else 4)]
+    call = ", ".join(["q", "k", *more, *(f'x["{x.name}"]' for x in inputs), *page.lists])
+    functions = {"mask": "\n".join(mask), "mask_mod_of": _mask_mod(page, call)}
+    scored = tuple(x.name for x in program.inputs if x not in inputs)
+    return Text(functions, {"SCORED": scored})
 
 
-def _cases(
-    texts: Sequence[str], names: str = "rstuvw"
-) -> Iterator[tuple[list[int], str, list[tuple[int, tuple[object, ...]]]]]:
-    """Slots whose texts differ in numbers alone, unless more of these differ than have names; the
-    text that they share, and the numbers of each slot."""
-    shapes: dict[str, list[int]] = {}
-    for slot, text in enumerate(texts):
-        shapes.setdefault(NUMBER.sub("#", text), []).append(slot)
-    for slots in shapes.values():
-        columns = list(zip(*(NUMBER.findall(texts[slot]) for slot in slots), strict=True))
-        differing = [each for each in dict.fromkeys(columns) if len(set(each)) > 1]
-        if len(differing) > len(names):
-            yield from (([slot], texts[slot], []) for slot in slots)
-            continue
-        named = dict(zip(differing, names, strict=False))
-        shown = iter([named.get(each, each[0]) for each in columns])
-        text = NUMBER.sub(lambda _, shown=shown: next(shown), texts[slots[0]])  # type: ignore[misc]
-        if named:
-            listed = ", ".join(named.values())
-            text = f"{listed if len(named) > 1 else f'({listed},)'} = NUMBERS[slot]\n{text}"
-        rows = [tuple(map(ast.literal_eval, row)) for row in zip(*differing, strict=True)]
-        yield slots, text, list(zip(slots, rows, strict=bool(rows)))
-
-
-def _mask_mod(program: Program, pages: Sequence[Page], arguments: str) -> str:
+def _mask_mod(page: Page, arguments: str) -> str:
     """The function that gives what FlexAttention takes."""
+    program, several = page.program, len(page.program.attends) > 1
     last = "m queries and n keys" if program.cross else "the last n_q of n positions"
-    queries, several = "m" if program.cross else "n_q", len(pages) > 1
+    queries = "m" if program.cross else "n_q"
     repeated = several and program.heads is None
-    counts = f"heads, {queries}, n = size[1:]"
-    before = [counts if pages[0].tables or repeated else f"{queries}, n = size[2:]"]
-    fixed, most = program.fixed_length, min(page.most for page in pages)
+    made = [f"{name} = {text}" for name, text in page.lists.items()]
+    counted = repeated or any("range(heads)" in text for text in made)
+    before = [f"heads, {queries}, n = size[1:]" if counted else f"{queries}, n = size[2:]"]
+    fixed = program.fixed_length
     if fixed is not None:
         message = f"the grid has {fixed} positions, got n = {{n}}"
         before += [f"if n != {fixed}:", f'    raise ValueError(f"{message}")']
-    elif most < LIMITS.length:
+    elif page.most < LIMITS.length:
         longer = "max(m, n)" if program.cross else "n"
-        message = f"numbers fit in 64 bits up to n = {most}, got {{{longer}}}"
-        before += [f"if {longer} > {most}:", f'    raise ValueError(f"{message}")']
-    for read in sorted({each for page in pages for each in page.numbers}):
-        asked = [page.numbers[read] for page in pages if read in page.numbers]
-        rooms = [room for room, _ in asked if room is not None]
-        more = f", most=2**{min(rooms).bit_length() - 1}" if rooms else ""
-        more += ", whole=True" * any(whole for _, whole in asked)
+        message = f"numbers fit in 64 bits up to n = {page.most}, got {{{longer}}}"
+        before += [f"if {longer} > {page.most}:", f'    raise ValueError(f"{message}")']
+    for read, (most, whole) in sorted(page.numbers.items()):
+        more = "" if most is None else f", most=2**{most.bit_length() - 1}"
+        more += ", whole=True" * whole
         before.append(f'x = {{**x, "{read}": numbers("{read}", x{more})}}')
-    for table, drawn in pages[0].tables.items():
-        before.append(f"{table} = [{drawn} for head in range(heads)]")
-        before.append(f"{table} = torch.stack({table}).to(device)")
-    before += [f"{name} = {made}" for name, made in pages[0].lists.items()]
+    before += made
     statements = [] if program.cross else ["q = q + (n - n_q)"]
     if several:
         row = "0" if program.layers is None else "layer"

@@ -9,12 +9,16 @@ from __future__ import annotations
 import ast
 import dis
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
 from types import CodeType
 
 from attnspec.compile.emit import constant
+from attnspec.compile.standalone.sources import graph, module
+from attnspec.ir.program import Program
+from attnspec.lower.lower import pair_inputs
 
 IMPORTS = """\
 import math
@@ -30,58 +34,70 @@ DRAWS = "attnspec.backends.factored.text_of_draws"
 """Taken over by name: to import it loads what traces."""
 
 
-def file_of(
-    roots: Sequence[str],
-    modules: tuple[str, ...],
-    written: Mapping[str, str],
-    settings: Mapping[str, object],
-    names: Mapping[str, str],
-) -> str:
-    """The definitions of `roots` and of all that they call, each behind what it calls: those that
-    are `written` for this file, or else those of the modules, with other `names`."""
-    sources = {**_definitions(modules), **written}
-    texts: dict[str, str] = {}
-    read: dict[str, None] = {}
+@dataclass(frozen=True)
+class Text:
+    """Functions that are written for a spec, settings of those that they call, which function of
+    the sources stands for a name, and the sources."""
 
-    def visit(name: str) -> None:
-        text = written.get(name)
-        if text is None:
-            own = _names_read(sources[name])
-            known = tuple((x, repr(value)) for x, value in settings.items() if x in own)
-            text = _decided(sources[name], known)
-            for old, new in names.items():
-                text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
-        called = _names_read(text)
-        read.update(dict.fromkeys(called))
-        for each in called:
-            if each in sources and each not in texts:
-                visit(each)
-        texts[name] = text
+    functions: dict[str, str]
+    settings: dict[str, object]
+    names: dict[str, str] = field(default_factory=dict)
+    sources: tuple[str, ...] = (graph.__name__,)
 
-    for root in roots:
-        visit(root)
-    constants = [constant(name, value) for name, value in settings.items() if name in read]
-    imports = []
-    for line in IMPORTS.split("\n"):
-        before, word, named = line.rpartition("import ")
-        used = [each for each in named.split(", ") if each in read]
-        imports += [f"{before}{word}{', '.join(used)}"] if used or not word else []
-    sections = ["\n".join(constants), *texts.values()]
-    return "\n".join(imports).strip("\n") + "\n\n" + "\n\n\n".join(sections) + "\n"
+    def file(self, program: Program, roots: Sequence[str]) -> str:
+        """The definitions of some names and of all that they call, each behind what it calls: those
+        that are written for this file, or else those of the sources, with other names."""
+        kinds = {x.name: (x.kind.replace("tokens", "bool"), x.at_most) for x in program.inputs}
+        settings = {
+            **{"HEADS": program.heads, "LAYERS": program.layers, "INPUTS": kinds},
+            **{"SLOTS": program.slots, "CROSS": program.cross},
+            **{"PAIRS": bool(pair_inputs(program)), **self.settings},
+        }
+        names = {**self.names, **(module.TWO_SEQUENCES if program.cross else {})}
+        written = self.functions
+        sources = {**_definitions((*self.sources, DRAWS, module.__name__)), **written}
+        texts: dict[str, str] = {}
+        read: dict[str, None] = {}
+
+        def visit(name: str) -> None:
+            text = written.get(name)
+            if text is None:
+                own = _names_read(sources[name])
+                known = tuple((x, repr(value)) for x, value in settings.items() if x in own)
+                text = _decided(sources[name], known)
+                for old, new in names.items():
+                    text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
+            called = _names_read(text)
+            read.update(dict.fromkeys(called))
+            for each in called:
+                if each in sources and each not in texts:
+                    visit(each)
+            texts[name] = text
+
+        for root in roots:
+            visit(root)
+        constants = [constant(name, value) for name, value in settings.items() if name in read]
+        imports = []
+        for line in IMPORTS.split("\n"):
+            before, word, named = line.rpartition("import ")
+            used = [each for each in named.split(", ") if each in read]
+            imports += [f"{before}{word}{', '.join(used)}"] if used or not word else []
+        sections = ["\n".join(constants), *texts.values()]
+        return "\n".join(imports).strip("\n") + "\n\n" + "\n\n\n".join(sections) + "\n"
 
 
 @cache
 def _definitions(modules: tuple[str, ...]) -> dict[str, str]:
     """The text of each function, class and variable; settings are not variables."""
     definitions = {}
-    for module in modules:
-        room, _, name = module.rpartition(".")
+    for each in modules:
+        room, _, name = each.rpartition(".")
         source = (files(room) / f"{name}.py").read_text(encoding="utf-8")
         lines = source.split("\n")
         for node in ast.parse(source).body:
             match node:
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                    first = min([node.lineno, *(x.lineno for x in node.decorator_list)])
                 case ast.Assign(targets=[ast.Name(name)]) if not name.isupper():
                     first = node.lineno
                 case _:
@@ -118,14 +134,10 @@ def _decided(text: str, settings: tuple[tuple[str, str], ...]) -> str:
 
 @lru_cache(1024)
 def _names_read(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_globals(compile(text, "a definition", "exec"))))
-
-
-def _globals(code: CodeType) -> Iterator[str]:
     """The global names that a text reads, in what is nested in it too."""
-    for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield each.argval
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _globals(part)
+    codes, names = [compile(text, "a definition", "exec")], dict[str, None]()
+    for code in codes:
+        read = (x for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        names |= dict.fromkeys(each.argval for each in read)
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return tuple(names)

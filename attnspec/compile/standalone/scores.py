@@ -8,10 +8,11 @@ from typing import Any
 
 from attnspec.compile.standalone.expressions import Expression, Operand, call, closure, tensor_of
 from attnspec.compile.standalone.formulas import said
-from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of
+from attnspec.compile.standalone.lifting import Text
+from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import EXPRESSION, Attend, Program, Score
+from attnspec.ir.program import Attend, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.ir.scores import NAMED, Scores, alibi_slopes, thresholds
 from attnspec.lower.lower import bias_tables, buckets_of
@@ -28,40 +29,45 @@ def score_text(program: Program) -> Text:
     attend = program.attends[0]
     if any(replace(other, graph=attend.graph) != attend for other in program.attends):
         raise StandaloneError("its heads or layers differ in `scale`, `score` or `normalize`")
-    page, tables = Page(program, program.inputs, REALS), bias_tables(program)
-    q, k = page.position("q"), page.position("k")
+    page, tables = Page(program, REALS), bias_tables(program)
+    q, k = page.symbol("q"), page.symbol("k")
     values: dict[str, Operand] = {SCORE: Expression("score", "score", REALS), "q": q, "k": k}
     for entry in program.inputs:
         if entry.kind in (*READ, "length", "pairs"):
             values |= page.readings(entry, q, k)
-    before: list[str] = []
-    statements: list[str] = []
-    read: dict[str, None] = {}
+    before, statements, read = list[str](), list[str](), set[str]()
     parts: dict[str, object] = {}
     settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
     adds, finite = attend.normalize == "softmax", True
     for place, score in enumerate(attend.scores):
-        known, value = len(page.sizes), _expression(score, page)
-        read |= dict.fromkeys(inputs_read(value))
+        arguments: dict[str, Any] = dict(score.arguments)
+        change = fold(NAMED.get(score.name, Symbol("value")), arguments)
+        value = fold(change, page.known)
+        read.update(inputs_read(value))
         if score.name == "alibi":
             values["slope"] = _slope(score, program, page)
         if score.name == "bias":
             table, steps = tables[place, score], f"STEPS{tables[place, score][4:]}"
             before.append(f'{table} = bias_of(learned["{table}"], {steps}, q, n)')
             values["bias"] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
-            settings[steps], parts[table] = _buckets(program, score)
-        change = said(value, values, page)
-        statements += [f"{size} = {text}" for size, text in [*page.sizes.items()][known:]]
-        statements.append(f"score = {_of_score(change, value, page)}")
+            buckets, distance = buckets_of(score), int(arguments["max_distance"])
+            # the least distances of all buckets but the first, and how the table starts
+            settings[steps] = (*thresholds(buckets if program.causal else buckets // 2, distance),)
+            shape = program.layers or 1, program.heads or 1, buckets
+            parts[table] = (shape, "constant_", 0.0)
+        statements.append(f"score = {_of_score(said(value, values, page), value, page)}")
         is_added = Scores((value,)).added is not None
         adds &= is_added
         finite &= is_added or score.name == "softcap"
-    lists = (f"{name} = {made}" for name, made in page.lists.items())
-    before = [*_inputs(program, read), *lists, *before]
-    functions = {
-        "scale_of": _scale(program),
-        "score_mod_of": _score_mod(program, before, statements),
-    }
+    for entry in program.inputs:
+        if entry.name in read:
+            made = f'numbers("{entry.name}", x, kind)'
+            if entry.kind == "pairs":
+                made = f'x["{entry.name}"].to(kind).expand(-1, q.shape[1], -1, -1)'
+            before.append(f"{argument_of(entry)} = {made}")
+    before += [f"{name} = {made}" for name, made in page.lists.items()]
+    score_mod = _score_mod(program, before, statements)
+    functions = {"scale_of": _scale(program), "score_mod_of": score_mod}
     settings |= {"NORMALIZE": attend.normalize, "CHANGED": bool(attend.scores)}
     return Text(functions, {**settings, "FUSED": adds, "FINITE": finite})
 
@@ -71,19 +77,13 @@ def numbers_in(attend: Attend) -> list[Scalar]:
     return [value for score in attend.scores for _, value in score.arguments]
 
 
-def _expression(score: Score, page: Page) -> Scalar:
-    """What a score becomes, as an expression of the score and the pair."""
-    arguments: dict[str, Any] = dict(score.arguments)
-    value = arguments["value"] if score.name == EXPRESSION else fold(NAMED[score.name], arguments)
-    return fold(value, page.known)
-
-
 def _slope(score: Score, program: Program, page: Page) -> Expression:
     """The slope of a head."""
-    slopes = score.slopes or (alibi_slopes(program.heads) if program.heads else ())
-    if slopes:
-        return page.listed(repr(slopes), page.symbol("head"), "real", "slopes")
-    return page.made("slopes", "slopes_of(q)", page.symbol("head"), "real")
+    head, slopes = page.symbol("head"), score.slopes
+    if not slopes and program.heads is None:
+        return page.made("slopes", "slopes_of(q)", f"[{head.text}]", "real")
+    slopes = slopes or alibi_slopes(program.heads or 1)
+    return page.listed(repr(slopes), head, "real", "slopes")
 
 
 def _of_score(change: Operand, value: Scalar, page: Page) -> str:
@@ -98,46 +98,24 @@ def _of_score(change: Operand, value: Scalar, page: Page) -> str:
     return str(change.text)
 
 
-def _inputs(program: Program, read: dict[str, None]) -> list[str]:
-    """The statements that make numbers of inputs."""
-    found = []
-    for entry in program.inputs:
-        if entry.name not in read:
-            continue
-        made = f'numbers("{entry.name}", x, kind)'
-        if entry.kind == "pairs":
-            made = f'x["{entry.name}"].to(kind).expand(-1, q.shape[1], -1, -1)'
-        found.append(f"{argument_of(entry)} = {made}")
-    return found
-
-
 def _score_mod(program: Program, before: list[str], statements: list[str]) -> str:
     """The text of `score_mod_of`."""
     inner, outer = "\n".join(statements), "\n".join(before)
     if not program.cross and re.search(r"\bq\b", inner):
         # positions of queries are counted from the last ones, rows of an input from the first
-        row = "row, q = q, " if "row" in inner else "q = "
-        statements = [f"{row}q + (n - n_q)", *statements]
+        row = "row, q = q, q" if "row" in inner else "q = q"
+        statements = [f"{row} + (n - n_q)", *statements]
     else:
         statements = [re.sub(r"\brow\b", "q", each) for each in statements]
     inner = "\n".join([*statements, outer])
     if re.search(r"\bkind\b", outer):
         before = ["kind = torch.promote_types(q.dtype, torch.float32)", *before]
     if re.search(r"\b(n|m)\b", inner):
-        rows = "m" if program.cross else "n_q"
-        rows = f"{rows}, n = q.shape[2], k.shape[2]"
-        before = [rows if re.search(r"\b(n_q|m)\b", inner) else "n = k.shape[2]", *before]
+        rows = re.search(r"\b(n_q|m)\b", inner)
+        before = [f"{rows[0]}, n = q.shape[2], k.shape[2]" if rows else "n = k.shape[2]", *before]
     doc = "What changes the score of query q and key k in head h."
     head, inner = "score_mod_of(q, k, layer, x, learned)", "score_mod(score, b, h, q, k)"
     return closure(head, doc, before, inner, [*statements, "return score"])
-
-
-def _buckets(program: Program, score: Score) -> tuple[object, object]:
-    """The least distances of the buckets of a learned table but the first, and what the table is:
-    its shape and how it starts."""
-    buckets, distance = buckets_of(score), int(dict(score.arguments)["max_distance"])  # type: ignore[arg-type]
-    steps = tuple(thresholds(buckets if program.causal else buckets // 2, distance))
-    return steps, ((program.layers or 1, program.heads or 1, buckets), "constant", 0.0)
 
 
 def _scale(program: Program) -> str:
@@ -146,9 +124,9 @@ def _scale(program: Program) -> str:
     if isinstance(scale, Symbol | Apply):
         if QUERIES in symbols(scale):
             raise StandaloneError("its scale depends on the number of queries")
-        page = Page(program)
-        text = said(scale, {}, page).text
-        if "h" in page.symbols:
+        factor = said(scale, {}, Page(program))
+        text = factor.text
+        if tensor_of(factor):
             raise StandaloneError("its scale depends on the head")
     elif scale is not None:
         text = repr(float(scale))

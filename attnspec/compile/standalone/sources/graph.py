@@ -187,29 +187,20 @@ def bias_of(table, steps, q, n):
 # --- what scores become --------------------------------------------------------------------------
 
 
-def softmax(scores, mask):
-    """Softmax over the pairs of the mask; a row without one weighs nothing."""
-    none = ~mask.any(-1, keepdim=True)
-    scores = scores.masked_fill(~mask, -torch.inf).masked_fill(none, 0.0)
-    return scores.softmax(-1).masked_fill(none, 0.0)
-
-
-def softmax1(scores, mask):
-    """Softmax over the pairs of the mask and one more logit, which is 0."""
-    scores = scores.masked_fill(~mask, -torch.inf)
-    return torch.cat([scores, scores.new_zeros(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
-
-
-def relu(scores, mask):
-    """The positive scores of the pairs of the mask, divided by their sum."""
-    weights = torch.relu(scores).masked_fill(~mask, 0.0)
-    total = weights.sum(-1, keepdim=True)
-    return weights / torch.where(total > 0, total, 1.0)
-
-
-def sigmoid(scores, mask):
-    """The sigmoid of each score of a pair of the mask."""
-    return torch.sigmoid(scores).masked_fill(~mask, 0.0)
-
-
-weigh = softmax
+def weigh(scores, mask):
+    """The weights of the scores of the pairs of the mask; a row without one weighs nothing."""
+    if NORMALIZE == "sigmoid":
+        return torch.sigmoid(scores).masked_fill(~mask, 0.0)
+    elif NORMALIZE == "relu":
+        weights = torch.relu(scores).masked_fill(~mask, 0.0)
+        total = weights.sum(-1, keepdim=True)
+        return weights / torch.where(total > 0, total, 1.0)
+    elif NORMALIZE == "softmax1":
+        scores = scores.masked_fill(~mask, -torch.inf)
+        # one more logit, which is 0
+        zero = scores.new_zeros(*scores.shape[:-1], 1)
+        return torch.cat([scores, zero], -1).softmax(-1)[..., :-1]
+    else:
+        none = ~mask.any(-1, keepdim=True)
+        scores = scores.masked_fill(~mask, -torch.inf).masked_fill(none, 0.0)
+        return scores.softmax(-1).masked_fill(none, 0.0)

@@ -5,10 +5,10 @@ from torch import nn
 
 from attnspec.backends.factored.text_of_sums import attend
 
-HEADS, LAYERS, CROSS, REFUSED, SIZED, DRAWN = None, None, False, True, True, True
+HEADS, LAYERS, CROSS, REFUSED, SCALED = None, None, False, True, True
 PAIRS = True
 INPUTS = {"important": ("bool", 64)}
-PARTS = {"bias_0": ((1, 1, 32), "constant", 0.0)}
+PARTS = {"bias_0": ((1, 1, 32), "constant_", 0.0)}
 
 TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys", ", n_q <= n_k": ""}
 """Other names where queries are not positions of the sequence of keys."""
@@ -57,27 +57,19 @@ class Attention(nn.Module):
 
         def __init__(self, head_size=None):
             super().__init__()
-            for name, (shape, _, _) in PARTS.items():
-                if SIZED:
-                    shape = [head_size if isinstance(size, str) else size for size in shape]
+            for name, (shape, *_) in PARTS.items():
+                shape = [head_size if isinstance(size, str) else size for size in shape]
                 self.register_parameter(name, nn.Parameter(torch.empty(shape)))
             self.reset_parameters()
 
         def reset_parameters(self):
             """Starts what is learned anew, as PARTS says."""
-            if DRAWN:
-                for name, (_, start, by) in PARTS.items():
-                    part = self.get_parameter(name)
-                    if start == "constant":
-                        nn.init.constant_(part, by)
-                    elif start == "uniform":
-                        nn.init.uniform_(part, -by, by)
-                    else:
-                        by = by if start == "normal" else by * part.shape[-1] ** -0.5
-                        nn.init.normal_(part, 0.0, by)
-            else:
-                for name, (_, _, by) in PARTS.items():
-                    nn.init.constant_(self.get_parameter(name), by)
+            for name, (_, start, *by) in PARTS.items():
+                part = self.get_parameter(name)
+                if SCALED:
+                    if start == "scaled_":
+                        start, by = "normal_", (0.0, *(x * part.shape[-1] ** -0.5 for x in by))
+                getattr(nn.init, start)(part, *by)
 
     def forward(self, q, k, v, *, layer=0, key_padding_mask=None, dropout_p=0.0, inputs=None):
         if REFUSED:
