@@ -18,7 +18,6 @@ from torch import Tensor
 
 from attnspec.backends.common.exact import (
     ByKeyHead,
-    Several,
     SoftmaxKernel,
     flash,
     flash_backward,
@@ -112,8 +111,15 @@ class TorchCallKernel(SoftmaxKernel):
         self._mask: tuple[Tensor, Tensor | None] | None = None
 
     def build_differentiable(self) -> ByKeyHead:
-        each = [(DenseKernel(work, mine, self.device), len(mine)) for work, mine in self.groups]
-        return each[0][0] if len(each) == 1 else Several(each)
+        kernel = DenseKernel(self.work, self.heads, self.device)
+        if len(self.groups) > 1:
+            pairs = [
+                np.repeat(all_pairs(work.relation, work.n_q, work.n_k)[None], len(mine), axis=0)
+                for work, mine in self.groups
+            ]
+            mask = torch.from_numpy(np.concatenate(pairs)[None]).to(self.device)
+            kernel.plan = lambda data: mask
+        return kernel
 
     # --- the fast way --------------------------------------------------------------------------
 
