@@ -308,7 +308,7 @@ def _bound(leaf: Leaf, at: Situation, length: int | None = None) -> Relation:
         if parameter.kind == "context":
             bound[entry.name] = getattr(at, parameter.context)
         elif entry.name in arguments:
-            bound[entry.name] = _bind_argument(
+            bound[entry.name] = bind_argument(
                 parameter, entry.name, arguments[entry.name], at, leaf.place(entry.name)
             )
             if parameter.kind == "tokens" and length is not None:
@@ -319,9 +319,10 @@ def _bound(leaf: Leaf, at: Situation, length: int | None = None) -> Relation:
         raise BindError(f"{error} at n = {at.n}", leaf.span) from None
 
 
-def _bind_argument(
+def bind_argument(
     parameter: Parameter, name: str, given: object, at: Situation, span: Span | None
 ) -> object:
+    """What an argument is here; raises BindError for what is not admissible."""
     match parameter.kind:
         case "tokens":
             return bind_tokens(given, at, span)  # type: ignore[arg-type]

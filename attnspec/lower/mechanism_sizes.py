@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import cast
 
-from attnspec.graphs.bind import BindError, Situation, bind, check_value, situation_of
+from attnspec.graphs.bind import BindError, Situation, bind, bind_argument, situation_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import Data
@@ -15,7 +14,7 @@ from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
 from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import Leaf, Mechanism, Program, inputs_of, leaves
-from attnspec.ir.scalars import Apply, ScalarError, Symbol, evaluate, symbols
+from attnspec.ir.scalars import symbols
 
 TRIED = (256, 1024)
 """Lengths at which what is learned must have one shape."""
@@ -29,19 +28,10 @@ def bind_mechanism(mechanism: Mechanism, at: Situation) -> MechanismDeclaration:
     for entry in fields(declaration):  # type: ignore[arg-type]
         if entry.name not in arguments:
             continue
-        value = arguments[entry.name]
-        if isinstance(value, Symbol | Apply):
-            try:
-                value = cast("int | float | bool", evaluate(value, at.values))
-            except ScalarError as error:
-                raise BindError(
-                    f"`{entry.name}` has no value at n = {at.n}: {error}", mechanism.span
-                ) from None
         parameter: Parameter = entry.metadata["parameter"]
-        wrong = check_value(parameter, entry.name, value)
-        if wrong:
-            raise BindError(f"{wrong} at n = {at.n}", mechanism.span)
-        bound[entry.name] = value
+        bound[entry.name] = bind_argument(
+            parameter, entry.name, arguments[entry.name], at, mechanism.span
+        )
     try:
         return declaration(**bound)
     except RelationError as error:
