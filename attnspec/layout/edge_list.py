@@ -130,16 +130,4 @@ def _groups(degrees: np.ndarray) -> tuple[np.ndarray, list[int]]:
         level[degrees == 0] = np.iinfo(np.int64).max
         order = np.argsort(level, kind="stable")
         ends = [0, *(1 + np.flatnonzero(np.diff(level[order]))).tolist(), len(degrees)]
-    parts = [(first, last) for first, last in pairwise(ends) if first < last]
-    inner = (first + cut for first, last in parts for cut in _apart(degrees[order[first:last]]))
-    return order, sorted({*ends, *inner})
-
-
-def _apart(counts: np.ndarray) -> list[int]:
-    """Where to cut a part of which most queries have as many keys as any and follow one another:
-    those need no padding, and so no mask."""
-    cuts = np.flatnonzero(np.diff(counts == counts.max(), prepend=False, append=False))
-    begin, end = cuts[::2], cuts[1::2]
-    longest = int((end - begin).argmax())
-    low, high = int(begin[longest]), int(end[longest])
-    return [low, high] if 2 * (high - low) >= len(counts) else []
+    return order, sorted({*ends})

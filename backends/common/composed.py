@@ -19,7 +19,7 @@ from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.merging import Outputs, merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.layout.tables import Batch, Tables, Tiled, unfolded
 from attnspec.limits import LIMITS
 from attnspec.lower.work import MERGED, Call, Work
@@ -107,9 +107,10 @@ class ComposedStep:
         self.in_order = len(rows) == n_q and bool((place == np.arange(n_q)).all())
         self.place = torch.from_numpy(place).to(device)
 
-    def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
-        """Parts of all batches, in order, whose temporaries stay below `LIMITS.piece` numbers: some
-        blocks, or else some rows of one."""
+    def pieces(self, q: Tensor) -> Iterator[Piece]:
+        """Parts of all batches, in order, whose temporaries for q [B, K, R, n_q, d] stay below
+        `LIMITS.piece` numbers: some blocks, or else some rows of one."""
+        heads, repeat, size = q.shape[:2].numel(), q.shape[2], q.shape[-1]
         for batch in self.batches:
             height, width = max(1, batch.height), batch.width
             block = max(1, heads * width * max(size, repeat * height))
@@ -156,17 +157,15 @@ class ComposedTables(ByKeyHead):
             # gradients of what several pieces read add up in float32
             q, k, v = widened(q), widened(k), widened(v)
         outs = []
-        for piece in self._pieces(self.steps[0], q):
+        for piece in self.steps[0].pieces(q):
             rows, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
             outs.append(self._sdpa(rows.to(kind), keys.to(kind), values.to(kind), piece, call))
         return self.steps[0].ordered(outs)
 
     def _fuses(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether torch's own attention does, which on the CPU has no second derivative."""
-        if not (self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]):
-            return False
-        graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        return not (is_transformed() or (q.is_cpu and graded))
+        one = self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]
+        return bool(one) and not is_transformed() and (unseen(q, k, v) or not q.is_cpu)
 
     def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
@@ -180,7 +179,7 @@ class ComposedTables(ByKeyHead):
 
     def _step(self, step: ComposedStep, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         outs, sums = [], []
-        for piece in self._pieces(step, q):
+        for piece in step.pieces(q):
             left = kept(call, q.shape[:3], piece.queries, piece.keys)
             blocks = replace(self.blocks(piece, call), kept=left)
             parts = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
@@ -189,9 +188,6 @@ class ComposedTables(ByKeyHead):
             if lse is not None:
                 sums.append(lse[..., None])
         return step.ordered(outs), step.ordered(sums, -torch.inf)[..., 0] if sums else None
-
-    def _pieces(self, step: ComposedStep, q: Tensor) -> Iterator[Piece]:
-        return step.pieces(q.shape[:2].numel(), q.shape[2], q.shape[-1])
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The mask of a piece, and what its scores read."""

@@ -8,8 +8,6 @@ are brought into one frame, the largest logarithm. What takes no `into` differen
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -23,15 +21,11 @@ Outputs = tuple[Tensor, Tensor | None]
 """The same of weights that may have no log-sum-exps: then None."""
 
 
-def in_one_frame(
-    logs: Tensor,
-    dim: int,
-    power: Callable[[Tensor], Tensor] = torch.exp,
-) -> tuple[Tensor, Tensor]:
-    """The largest of logarithms along an axis, which stays with size 1, a constant; and the powers
-    of all in that frame, 0 for those that are -inf."""
+def in_one_frame(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest of logarithms along an axis, which stays with size 1, a constant; and exp of all
+    in that frame, 0 for those that are -inf."""
     top = logs.detach().amax(dim, keepdim=True)
-    return top, power(logs - top.clamp(min=LOWEST))
+    return top, torch.exp(logs - top.clamp(min=LOWEST))
 
 
 def merged(first: Partial, second: Partial) -> Partial:
