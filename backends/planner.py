@@ -378,14 +378,18 @@ def candidates(
         refusal = refusal_of(each, work, device) if is_asked else ON_REQUEST
         listed.append(Candidate(each, math.inf if refusal else times * each.cost(work), refusal))
 
-    def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
-        named, decodes = candidate.backend.name == backend, candidate.backend is TABLES
-        first = decodes and work.decodes
-        return not named, candidate.refusal is not None, not first, candidate.seconds
-
-    listed.sort(key=rank)
+    listed.sort(
+        key=lambda each: (
+            each.backend.name != backend,
+            each.refusal is not None,
+            not (work.decodes and each.backend is TABLES),
+            each.seconds,
+        )
+    )
     chosen = listed[0]
-    if chosen.refusal is not None and backend == AUTO:
+    if chosen.refusal is not None:
+        if backend != AUTO:
+            raise BackendError(REFUSES.format(backend, chosen.refusal))
         able = [
             c
             for c in listed
@@ -393,8 +397,6 @@ def candidates(
         ]
         reasons = "; ".join(f"`{c.backend.name}`: {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
-    if chosen.refusal is not None:
-        raise BackendError(REFUSES.format(backend, chosen.refusal))
     return tuple(listed)
 
 

@@ -291,21 +291,20 @@ def numbers_of(attend: Attend) -> dict[str, Scalar]:
 def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
     if score.name == EXPRESSION:
         return _expression(score, at)
-    values = {
+    values: dict[str, Any] = {
         name: _number(value, at, f"{name}` of `{score.name}", score.span)
         for name, value in score.arguments
     }
-    given: dict[str, Any] = dict(values)
     match score.name:
         case "softcap" if not values["cap"] > 0:
             message = f"`cap` must be above 0, got {values['cap']} at n = {at.n}"
             raise BindError(message, score.span)
         case "alibi":
-            given["slope"] = Apply("item", (HEAD, *(score.slopes or alibi_slopes(heads))))
+            values["slope"] = Apply("item", (HEAD, *(score.slopes or alibi_slopes(heads))))
         case "bias":
             sizes = int(values["buckets"]), int(values["max_distance"])
-            given["bias"] = bias(*sizes, not at.causal, table)
-    return fold(NAMED[score.name], given)
+            values["bias"] = bias(*sizes, not at.causal, table)
+    return fold(NAMED[score.name], values)
 
 
 def _expression(score: Score, at: Situation) -> Scalar:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from attnspec.graphs.bind import BindError, Situation, bind, bind_argument, situation_of
+from attnspec.graphs.bind import BindError, Situation, bind, filled, situation_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
-from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import Leaf, Mechanism, Program, inputs_of, leaves
 from attnspec.ir.scalars import symbols
 
@@ -22,20 +21,7 @@ TRIED = (256, 1024)
 
 def bind_mechanism(mechanism: Mechanism, at: Situation) -> MechanismDeclaration:
     """The mechanism with its arguments; raises BindError for one that has no admissible value."""
-    declaration = MECHANISMS_BY_NAME[mechanism.name]
-    arguments = dict(mechanism.arguments)
-    bound: dict[str, object] = {}
-    for entry in fields(declaration):  # type: ignore[arg-type]
-        if entry.name not in arguments:
-            continue
-        parameter: Parameter = entry.metadata["parameter"]
-        bound[entry.name] = bind_argument(
-            parameter, entry.name, arguments[entry.name], at, mechanism.span
-        )
-    try:
-        return declaration(**bound)
-    except RelationError as error:
-        raise BindError(f"{error} at n = {at.n}", mechanism.span) from None
+    return filled(MECHANISMS_BY_NAME[mechanism.name], mechanism, at)
 
 
 def longest_of(program: Program) -> int | None:

@@ -153,7 +153,7 @@ class ComposedTables(ByKeyHead):
         if not self._fuses(q, k, v):
             return self.composed(q, k, v, call)[0]
         kind = q.dtype
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        if not unseen(q, k, v):
             # gradients of what several pieces read add up in float32
             q, k, v = widened(q), widened(k), widened(v)
         outs = []

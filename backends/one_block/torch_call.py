@@ -113,11 +113,7 @@ class TorchCallKernel(SoftmaxKernel):
     def build_differentiable(self) -> ByKeyHead:
         kernel = DenseKernel(self.work, self.heads, self.device)
         if len(self.groups) > 1:
-            pairs = [
-                np.repeat(all_pairs(work.relation, work.n_q, work.n_k)[None], len(mine), axis=0)
-                for work, mine in self.groups
-            ]
-            mask = torch.from_numpy(np.concatenate(pairs)[None]).to(self.device)
+            mask = (self._bias(torch.float32).added == 0).to(self.device)
             kernel.plan = lambda data: mask
         return kernel
 
