@@ -49,7 +49,7 @@ def step_layout(tiling: Tiling) -> StepLayout:
     """The tiles of a step, every one of them decided; raises TooFine where they are too many."""
     (q, k), ((q_full, k_full), (rows, columns)) = tiling.axes, classify(tiling)
     # where there are too few keys a mask leaves out the places behind them
-    short = (k.positions.reshape(-1, k.size) < 0).any(axis=1)[k_full]
+    short = k.positions.reshape(-1, k.size)[k_full, -1] < 0
     rows, columns = np.append(rows, q_full[short]), np.append(columns, k_full[short])
     q_full, k_full = q_full[~short], k_full[~short]
     first, phase = _same_masks(tiling, rows, columns)

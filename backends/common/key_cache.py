@@ -166,8 +166,8 @@ class KeyStream:
             at = slice(low, low + LIMITS.stream)
             padding = None if call.padding is None else call.padding[:, at]
             data = {name: values[:, at] for name, values in call.data.items()}
-            parts = (x[:, :, at] for x in (q, k, v))
             here = replace(call, padding=padding, data=data)
+            parts = q[:, :, at], k[:, :, at], v[:, :, at]
             (out, lse), state = self.advanced(*parts, here, state, with_lse)
             outs.append(out)
             sums += [] if lse is None else [lse]
