@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import escape
+from itertools import product
+from operator import attrgetter
 
 from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
@@ -55,10 +58,11 @@ TABLES = next(each for each in BACKENDS if isinstance(each, TablesBackend))
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one backend says of a work for a shape: estimated seconds, or why it refuses."""
+    """What one backend says of a work for a shape: estimated seconds, infinite where there are
+    none, and why it refuses."""
 
     backend: Backend
-    seconds: float | None
+    seconds: float
     refusal: str | None
 
 
@@ -141,7 +145,7 @@ class Plan:
         names = max(len(row.backend) for row in rows)
         lines = [f"{self._title()}; {self.about}"]
         if self._is_folded:
-            seconds = sum(_seconds(step.candidates[0]) * len(step.layers) for step in self.steps)
+            seconds = sum(step.candidates[0].seconds * len(step.layers) for step in self.steps)
             estimate = self._estimate(seconds)
             every = "" if estimate is None else f", {shown_seconds(estimate)} in all"
             lines.append(f"{len(self.steps)} different groups of heads{every}; `--json` lists each")
@@ -196,7 +200,7 @@ class Plan:
                 name, refusal = candidate.backend.name, candidate.refusal
                 if (name, refusal) in shared:
                     continue
-                alike = sorted((step.candidates[i] for step in steps), key=_seconds)
+                alike = sorted((step.candidates[i] for step in steps), key=attrgetter("seconds"))
                 said = dict.fromkeys(self._said(each) for each in (alike[0], alike[-1]))
                 lines = () if i else steps[0].lines
                 if any(step.lines != steps[0].lines for step in steps):
@@ -224,7 +228,7 @@ class Plan:
         return list(folded.values())
 
     def _said(self, candidate: Candidate) -> str:
-        if candidate.seconds is None:
+        if candidate.refusal is not None:
             return f"refused: {candidate.refusal}"
         return shown_seconds(candidate.seconds) if self.is_estimated else ""
 
@@ -253,7 +257,7 @@ class Plan:
                     "candidates": [
                         {
                             "backend": each.backend.name,
-                            "seconds": self._estimate(_seconds(each)),
+                            "seconds": self._estimate(each.seconds),
                             "refusal": each.refusal,
                         }
                         for each in step.candidates
@@ -262,11 +266,6 @@ class Plan:
                 for step in self.steps
             ],
         }
-
-
-def _seconds(candidate: Candidate) -> float:
-    """The estimate of a candidate, infinite where there is none."""
-    return math.inf if candidate.seconds is None else candidate.seconds
 
 
 def _unnumbered(lines: Sequence[str]) -> tuple[str, ...]:
@@ -322,8 +321,11 @@ def plan(
         with located(program.attend(layers[0], mine[0]).span):
             ranked = candidates(work, kind, backend, shape)
         if passes is not None:
-            times = [c.seconds and c.seconds * passes(work, c.backend.name) for c in ranked]
-            ranked = tuple(replace(c, seconds=x) for c, x in zip(ranked, times, strict=True))
+            # of one that refuses nothing is asked
+            ranked = tuple(
+                c if c.refusal else replace(c, seconds=c.seconds * passes(work, c.backend.name))
+                for c in ranked
+            )
         every = program.heads is None and len(mine) == heads
         lines = ranked[0].backend.steps(work)
         steps.append(Step(tuple(layers), None if every else mine, ranked, lines))
@@ -374,16 +376,20 @@ def candidates(
     for each in (*BACKENDS, *installed()):
         is_asked = each.name == backend or not is_on_request(each, device)
         refusal = refusal_of(each, work, device) if is_asked else ON_REQUEST
-        listed.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
+        listed.append(Candidate(each, math.inf if refusal else times * each.cost(work), refusal))
 
-    def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
-        named, decodes = candidate.backend.name == backend, candidate.backend is TABLES
-        first = decodes and work.decodes
-        return not named, candidate.refusal is not None, not first, candidate.seconds or 0.0
-
-    listed.sort(key=rank)
+    listed.sort(
+        key=lambda each: (
+            each.backend.name != backend,
+            each.refusal is not None,
+            not (work.decodes and each.backend is TABLES),
+            each.seconds,
+        )
+    )
     chosen = listed[0]
-    if chosen.refusal is not None and backend == AUTO:
+    if chosen.refusal is not None:
+        if backend != AUTO:
+            raise BackendError(REFUSES.format(backend, chosen.refusal))
         able = [
             c
             for c in listed
@@ -391,8 +397,6 @@ def candidates(
         ]
         reasons = "; ".join(f"`{c.backend.name}`: {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
-    if chosen.refusal is not None:
-        raise BackendError(REFUSES.format(backend, chosen.refusal))
     return tuple(listed)
 
 
@@ -449,18 +453,14 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
         # one length says nothing of the others
         return
     reasons: dict[str, str] = {}
-    for device in devices:
-        for at_length in works:
-            try:
-                refusals = [_refusal(name, work, device) for work in at_length]
-            except RelationError:
-                # a predicate has no value at this length, which says nothing of the others
-                continue
-            refusal = next((each for each in refusals if each is not None), None)
-            if refusal is None:
+    for device, at_length in product(devices, works):
+        # a predicate without a value at this length says nothing of the others
+        with suppress(RelationError):
+            refusals = [_refusal(name, work, device) for work in at_length]
+            if not any(refusals):
                 return
             # of the longest sequence, which is the most like those that are meant
-            reasons[device] = refusal
+            reasons[device] = next(filter(None, refusals))
     if not reasons:
         return
     distinct = list(dict.fromkeys(reasons.values()))
@@ -473,11 +473,12 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
 
 def _refusal(name: str, work: Work, device: str) -> str | None:
     """Why a backend, or each of them, does not run a work, or None."""
+    if name != AUTO:
+        return refusal_of(backend_of(name), work, device)
     try:
-        choose(work, device, name)
+        choose(work, device)
     except BackendError as error:
-        before, after = REFUSES.format(name, "|").split("|")
-        return str(error).removeprefix(before).removesuffix(after)
+        return str(error)
     return None
 
 

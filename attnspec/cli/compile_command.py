@@ -171,7 +171,7 @@ def costs(plan: Plan) -> str:
         times = len(step.layers)
         for candidate in step.candidates:
             name = candidate.backend.name
-            if candidate.seconds is None:
+            if candidate.refusal is not None:
                 refusing.add(name)
                 continue
             seconds[name] = seconds.get(name, 0.0) + times * candidate.seconds

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from attnspec.graphs.across import counts, placed
 from attnspec.graphs.operators import (
@@ -38,6 +38,7 @@ from attnspec.ir.program import (
     Crossing,
     InputRef,
     Leaf,
+    Mechanism,
     Program,
     Term,
     TokenCompound,
@@ -49,6 +50,8 @@ from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
 if TYPE_CHECKING:
     from attnspec.text.source import Span
+
+Declared = TypeVar("Declared")
 
 _INTEGER = Parameter("integer", "")
 _AT_LEAST = {least: replace(_INTEGER, least=least) for least in (0, 1)}
@@ -300,28 +303,37 @@ def _ends(value: object) -> bool:
 
 def _bound(leaf: Leaf, at: Situation, length: int | None = None) -> Relation:
     """A pattern, its token sets as they are in a sequence of that length if it is given."""
-    pattern = at.patterns[leaf.pattern]
-    arguments = dict(leaf.arguments)
+    return filled(at.patterns[leaf.pattern], leaf, at, length)
+
+
+def filled(
+    declaration: type[Declared], term: Leaf | Mechanism, at: Situation, length: int | None = None
+) -> Declared:
+    """A pattern or a mechanism with its arguments, token sets as they are in a sequence of that
+    length if it is given; raises BindError for one that has no admissible value."""
+    arguments = dict(term.arguments)
     bound: dict[str, object] = {}
-    for entry in fields(pattern):  # type: ignore[arg-type]
+    for entry in fields(declaration):  # type: ignore[arg-type]
         parameter: Parameter = entry.metadata["parameter"]
         if parameter.kind == "context":
             bound[entry.name] = getattr(at, parameter.context)
         elif entry.name in arguments:
-            bound[entry.name] = _bind_argument(
-                parameter, entry.name, arguments[entry.name], at, leaf.place(entry.name)
+            place = term.place(entry.name) if isinstance(term, Leaf) else term.span
+            bound[entry.name] = bind_argument(
+                parameter, entry.name, arguments[entry.name], at, place
             )
             if parameter.kind == "tokens" and length is not None:
                 bound[entry.name] = Within(cast(TokenSet, bound[entry.name]), length)
     try:
-        return pattern(**bound)
+        return declaration(**bound)
     except RelationError as error:
-        raise BindError(f"{error} at n = {at.n}", leaf.span) from None
+        raise BindError(f"{error} at n = {at.n}", term.span) from None
 
 
-def _bind_argument(
+def bind_argument(
     parameter: Parameter, name: str, given: object, at: Situation, span: Span | None
 ) -> object:
+    """What an argument is here; raises BindError for what is not admissible."""
     match parameter.kind:
         case "tokens":
             return bind_tokens(given, at, span)  # type: ignore[arg-type]

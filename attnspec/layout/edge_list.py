@@ -84,49 +84,26 @@ class EdgeLayout:
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     """The places of all edges of a relation that reads no run-time input."""
     relation = listable(relation, n_k)
-    parts = list(_listed_parts(relation, n_q, n_k))
-    degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
+    parts = [(np.zeros(0, np.int64), np.zeros(0, np.int32)), *_listed_parts(relation, n_q, n_k)]
+    degrees, listed = (np.concatenate(each) for each in zip(*parts, strict=True))
     order, cuts = _groups(degrees)
-    rows, widths = [], np.zeros(n_q, np.int64)
-    for first, last in pairwise(cuts):
-        if width := int(degrees[order[first:last]].max()):
-            rows.append(slice(first, last))
-            widths[first:last] = width
-    offsets = np.concatenate([[0], np.cumsum(widths)])
+    widths = [int(degrees[order[first:last]].max()) for first, last in pairwise(cuts)]
+    offsets = np.concatenate([[0], np.cumsum(np.repeat(widths, np.diff(cuts)))])
     if offsets[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{offsets[-1]:,} places, and no more than 2**31 can be numbered")
-    keys = _placed(parts, order, offsets)
+    rows = tuple(slice(*cut) for cut, width in zip(pairwise(cuts), widths, strict=True) if width)
+    keys, starts = np.empty(int(offsets[-1]), np.int32), np.cumsum(degrees) - degrees
+    for each in rows:
+        width = int(offsets[each.start + 1] - offsets[each.start])
+        step = max(1, LIMITS.listed_at_once // width)
+        for low in range(each.start, each.stop, step):
+            high = min(low + step, each.stop)
+            some = order[low:high, None]
+            # a place that is too many repeats the last key
+            at = starts[some] + np.minimum(np.arange(width), degrees[some] - 1)
+            keys[offsets[low] : offsets[high]] = listed[at].ravel()
     natural = None if (order == np.arange(n_q)).all() else order
-    return EdgeLayout(n_q, n_k, tuple(rows), natural, keys, offsets.astype(np.int32))
-
-
-def _placed(parts: list[Edges], order: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The keys in the places of their rows; a place that is too many repeats the last one.
-
-    `parts` are numbers of keys and keys of queries one after the other, emptied on the way, so that
-    no graph's keys are there twice; `order` lists these by their rows.
-    """
-    places = np.empty(int(offsets[-1]), np.int32)
-    starts, widths = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
-    starts[order], widths[order] = offsets[:-1], np.diff(offsets)
-    first = 0
-    while parts:
-        counts, keys = parts.pop(0)
-        here = slice(first, first + len(counts))
-        start, spare = starts[here], widths[here] - counts
-        ends = np.cumsum(counts)
-        if len(keys) and (np.diff(start) == counts[:-1]).all():
-            places[start[0] : start[0] + len(keys)] = keys
-        else:
-            places[np.repeat(start - (ends - counts), counts) + np.arange(len(keys))] = keys
-        short = np.flatnonzero(spare)
-        if len(short):
-            missing = spare[short]
-            behind = start[short] + counts[short] - (np.cumsum(missing) - missing)
-            at = np.repeat(behind, missing) + np.arange(missing.sum())
-            places[at] = np.repeat(keys[ends[short] - 1], missing)
-        first += len(counts)
-    return places
+    return EdgeLayout(n_q, n_k, rows, natural, keys, offsets.astype(np.int32))
 
 
 def _listed_parts(relation: Relation, n_q: int, n_k: int) -> Iterator[Edges]:
@@ -153,16 +130,4 @@ def _groups(degrees: np.ndarray) -> tuple[np.ndarray, list[int]]:
         level[degrees == 0] = np.iinfo(np.int64).max
         order = np.argsort(level, kind="stable")
         ends = [0, *(1 + np.flatnonzero(np.diff(level[order]))).tolist(), len(degrees)]
-    parts = [(first, last) for first, last in pairwise(ends) if first < last]
-    inner = (first + cut for first, last in parts for cut in _apart(degrees[order[first:last]]))
-    return order, sorted({*ends, *inner})
-
-
-def _apart(counts: np.ndarray) -> list[int]:
-    """Where to cut a part of which most queries have as many keys as any and follow one another:
-    those need no padding, and so no mask."""
-    cuts = np.flatnonzero(np.diff(counts == counts.max(), prepend=False, append=False))
-    begin, end = cuts[::2], cuts[1::2]
-    longest = int((end - begin).argmax())
-    low, high = int(begin[longest]), int(end[longest])
-    return [low, high] if 2 * (high - low) >= len(counts) else []
+    return order, sorted({*ends})

@@ -112,10 +112,7 @@ def fixed(length: int, side: Side, target: int) -> int:
     """Tiles of the target's size, those of boxes as many whole ones as it holds."""
     if not isinstance(side, Boxed):
         return target
-    size = side.size
-    while 2 * size <= target:
-        size *= 2
-    return size
+    return side.size << max(0, (target // side.size).bit_length() - 1)
 
 
 BANDS = Means("tables", "cpu", LIMITS.tile_sizes, LARGE, _of_bands, equal)

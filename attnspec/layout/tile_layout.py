@@ -48,33 +48,20 @@ class StepLayout:
 def step_layout(tiling: Tiling) -> StepLayout:
     """The tiles of a step, every one of them decided; raises TooFine where they are too many."""
     (q, k), ((q_full, k_full), (rows, columns)) = tiling.axes, classify(tiling)
+    # where there are too few keys a mask leaves out the places behind them
+    short = k.positions.reshape(-1, k.size)[k_full, -1] < 0
+    rows, columns = np.append(rows, q_full[short]), np.append(columns, k_full[short])
+    q_full, k_full = q_full[~short], k_full[~short]
     first, phase = _same_masks(tiling, rows, columns)
     kinds, masks = _examined(tiling, rows[first], columns[first])
     kinds = kinds[phase]
     kept = kinds != EMPTY_TILE
     q_all, k_all = np.concatenate([q_full, rows[kept]]), np.concatenate([k_full, columns[kept]])
     kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds[kept]])
-    kinds, masks = _short(k, k_all, kinds, masks)
     inside = np.argsort(q_all * k.count + k.ranked(k_all))
     starts = np.zeros(q.count + 1, np.int64)
     np.cumsum(np.bincount(q_all, minlength=q.count), out=starts[1:])
     return StepLayout(q, k, starts, k_all[inside], kinds[inside], masks)
-
-
-def _short(
-    k: Axis, columns: np.ndarray, kinds: np.ndarray, masks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """FULL tiles with too few keys get a mask that leaves out the places behind them."""
-    counts = (k.positions.reshape(-1, k.size) >= 0).sum(axis=1)[columns]
-    short = (kinds == FULL_TILE) & (counts < k.size)
-    if not short.any():
-        return kinds, masks
-    lengths, which = np.unique(counts[short], return_inverse=True)
-    mask = np.arange(k.size) < lengths[:, None]
-    more = np.broadcast_to(mask[:, None], (len(lengths), *masks.shape[1:]))
-    kinds = kinds.copy()
-    kinds[short] = len(masks) + which
-    return kinds, np.concatenate([masks, more])
 
 
 def _examined(
@@ -90,11 +77,11 @@ def _examined(
     for low in range(0, len(rows), step):
         part = np.s_[low : low + step]
         queries, keys = q_at[rows[part]][:, :, None], k_at[columns[part]][:, None, :]
-        real = (queries >= 0) & (keys >= 0)
         at = np.maximum(queries, 0), np.maximum(keys, 0)
-        mask = evaluate_pairs(tiling.relation, *at, tiling.n_k) & real
-        full = (mask == real).all(axis=(1, 2))
-        some = mask.any(axis=(1, 2)) & ~full
+        # a place without a query may be anything, and is what most others are
+        mask = (evaluate_pairs(tiling.relation, *at, tiling.n_k) | (queries < 0)) & (keys >= 0)
+        full = mask.all(axis=(1, 2))
+        some = (mask & (queries >= 0)).any(axis=(1, 2)) & ~full
         found = np.where(full, FULL_TILE, EMPTY_TILE)
         packed = np.packbits(mask[some].reshape(-1, pairs), axis=1)
         found[some] = [numbers.setdefault(row.tobytes(), len(numbers)) for row in packed]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from attnspec.graphs.bind import (
     BindError,
     Situation,
-    beyond_formulas,
+    bind_argument,
     bind_attended,
     extents_of,
     situation_of,
@@ -20,7 +20,7 @@ from attnspec.graphs.relation import DataDependent, takes_tensors
 from attnspec.graphs.stack import patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
-from attnspec.ir.parameters import RelationError
+from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import (
     EXPRESSION,
     Attend,
@@ -33,7 +33,7 @@ from attnspec.ir.program import (
     leaves,
     scalars_of,
 )
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, fold, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
 from attnspec.ir.scores import HEAD, NAMED, Scores, alibi_slopes, bias
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -105,6 +105,9 @@ def pair_inputs(program: Program) -> tuple[str, ...]:
 def buckets_of(score: Score) -> int:
     """How many numbers a learned table has for each head."""
     return int(dict(score.arguments)["buckets"])  # type: ignore[arg-type]
+
+
+_REAL = Parameter("real", "")
 
 
 class Binder:
@@ -288,21 +291,20 @@ def numbers_of(attend: Attend) -> dict[str, Scalar]:
 def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
     if score.name == EXPRESSION:
         return _expression(score, at)
-    values = {
+    values: dict[str, Any] = {
         name: _number(value, at, f"{name}` of `{score.name}", score.span)
         for name, value in score.arguments
     }
-    given: dict[str, Any] = dict(values)
     match score.name:
         case "softcap" if not values["cap"] > 0:
             message = f"`cap` must be above 0, got {values['cap']} at n = {at.n}"
             raise BindError(message, score.span)
         case "alibi":
-            given["slope"] = Apply("item", (HEAD, *(score.slopes or alibi_slopes(heads))))
+            values["slope"] = Apply("item", (HEAD, *(score.slopes or alibi_slopes(heads))))
         case "bias":
             sizes = int(values["buckets"]), int(values["max_distance"])
-            given["bias"] = bias(*sizes, not at.causal, table)
-    return fold(NAMED[score.name], given)
+            values["bias"] = bias(*sizes, not at.causal, table)
+    return fold(NAMED[score.name], values)
 
 
 def _expression(score: Score, at: Situation) -> Scalar:
@@ -316,14 +318,7 @@ def _expression(score: Score, at: Situation) -> Scalar:
 
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:
-    try:
-        value = float(evaluate(scalar, at.values))
-    except ScalarError as error:
-        raise BindError(f"`{name}` has no value at {at.shown(scalar)}: {error}", span) from None
-    wrong = beyond_formulas(name, value)
-    if wrong is not None:
-        raise BindError(f"{wrong} at n = {at.n}", span)
-    return value
+    return float(cast(float, bind_argument(_REAL, name, scalar, at, span)))
 
 
 def device_of(device: object) -> str:

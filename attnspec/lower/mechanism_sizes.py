@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
-from typing import cast
+from dataclasses import replace
 
-from attnspec.graphs.bind import BindError, Situation, bind, check_value, situation_of
+from attnspec.graphs.bind import BindError, Situation, bind, filled, situation_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
-from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import Leaf, Mechanism, Program, inputs_of, leaves
-from attnspec.ir.scalars import Apply, ScalarError, Symbol, evaluate, symbols
+from attnspec.ir.scalars import symbols
 
 TRIED = (256, 1024)
 """Lengths at which what is learned must have one shape."""
@@ -23,29 +21,7 @@ TRIED = (256, 1024)
 
 def bind_mechanism(mechanism: Mechanism, at: Situation) -> MechanismDeclaration:
     """The mechanism with its arguments; raises BindError for one that has no admissible value."""
-    declaration = MECHANISMS_BY_NAME[mechanism.name]
-    arguments = dict(mechanism.arguments)
-    bound: dict[str, object] = {}
-    for entry in fields(declaration):  # type: ignore[arg-type]
-        if entry.name not in arguments:
-            continue
-        value = arguments[entry.name]
-        if isinstance(value, Symbol | Apply):
-            try:
-                value = cast("int | float | bool", evaluate(value, at.values))
-            except ScalarError as error:
-                raise BindError(
-                    f"`{entry.name}` has no value at n = {at.n}: {error}", mechanism.span
-                ) from None
-        parameter: Parameter = entry.metadata["parameter"]
-        wrong = check_value(parameter, entry.name, value)
-        if wrong:
-            raise BindError(f"{wrong} at n = {at.n}", mechanism.span)
-        bound[entry.name] = value
-    try:
-        return declaration(**bound)
-    except RelationError as error:
-        raise BindError(f"{error} at n = {at.n}", mechanism.span) from None
+    return filled(MECHANISMS_BY_NAME[mechanism.name], mechanism, at)
 
 
 def longest_of(program: Program) -> int | None:

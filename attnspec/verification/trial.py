@@ -162,10 +162,8 @@ class Meaning:
         symbols, tables = self._symbols(some, places), self.learned_by(some, numbers.learned)
         pairs = torch.from_numpy(self.held[at])
         scores = change(scores[None, :, None, None], symbols, tables, pairs=pairs)[0, :, 0, 0]
-        row_shares = shares(scores, pairs, self.work.normalize)
-        if steady and row_shares.total is not None:
-            row_shares = replace(row_shares, total=row_shares.total.detach())
-        return row_shares.weights
+        weights, total, _ = shares(scores, pairs, self.work.normalize)
+        return weights / (total.detach() if steady else total)
 
     def _symbols(self, some: list[int], places: Tensor) -> dict[str, Tensor]:
         """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""

@@ -8,7 +8,7 @@ Where nothing asks for a derivative or a log-sum-exp, plain softmax in one step 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -19,54 +19,10 @@ from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.merging import Outputs, merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.layout.tables import Batch, Tables, Tiled, unfolded
 from attnspec.limits import LIMITS
 from attnspec.lower.work import MERGED, Call, Work
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a batch: blocks `low:high`, and of their queries `first:last`."""
-
-    batch: DeviceBatch
-    low: int
-    high: int
-    first: int
-    last: int
-
-    @property
-    def queries(self) -> Tensor:
-        """Rows of the query tensor, int64 [blocks, h]."""
-        return self.batch.queries[self.low : self.high, self.first : self.last]
-
-    @property
-    def keys(self) -> Tensor:
-        """Rows of the key tensor, int64 [blocks, w]."""
-        return self.batch.keys[self.low : self.high]
-
-    @property
-    def mask(self) -> Tensor | None:
-        """The pairs, bool [1 or blocks, h or 1, w]; None where every pair is an edge."""
-        return self.batch.mask(self.low, self.high, slice(self.first, self.last))
-
-    def of_queries(self, x: Tensor) -> Tensor:
-        """[B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
-        batch = self.batch
-        return _of(x, 3, batch.first_query, self.low * batch.height + self.first, self.queries)
-
-    def of_keys(self, x: Tensor) -> Tensor:
-        """[B, K, n_k, d] -> [B, K, blocks, w, d]."""
-        return _of(x, 2, self.batch.first_key, self.low * self.batch.width, self.keys)
-
-
-def _of(x: Tensor, axis: int, first: int | None, start: int, index: Tensor) -> Tensor:
-    """The rows of x along an axis, which follow one another from `first` on if that is known."""
-    if first is None:
-        x = x.index_select(axis, index.reshape(-1))
-    else:
-        x = x.narrow(axis, first + start, index.numel())
-    return torch.unflatten(x, axis, tuple(index.shape))
 
 
 class DeviceBatch:
@@ -74,20 +30,18 @@ class DeviceBatch:
     before them, or the first one. Masks `differ` where blocks have masks of their own."""
 
     def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
-        self.queries, self.keys = (
-            torch.from_numpy(_filled(rows)).to(device) for rows in (batch.q, batch.k)
-        )
-        self.blocks, self.height = batch.q.shape
-        self.width = batch.k.shape[1]
-        self.first_query, self.first_key = _start_of(batch.q), _start_of(batch.k)
+        def brought(x: np.ndarray) -> Tensor:
+            return torch.from_numpy(x).to(device)
+
+        self.queries, self.keys = brought(_filled(batch.q)), brought(_filled(batch.k))
+        (self.blocks, self.height), self.width = batch.q.shape, batch.k.shape[1]
         mask, self.tiled = batch.mask, None
         self.differ = isinstance(mask, Tiled)
         if isinstance(mask, Tiled):
-            self.tiled = Tiled(*(torch.from_numpy(x).to(device) for x in (mask.kinds, mask.tiles)))
-            mask = None
+            self.tiled, mask = Tiled(brought(mask.kinds), brought(mask.tiles)), None
         elif mask is None and (batch.k < 0).any():
             mask, self.differ = batch.k[:, None] >= 0, True
-        self.pairs = None if mask is None else torch.from_numpy(mask).to(device)
+        self.pairs = None if mask is None else brought(mask)
 
     def mask(self, low: int, high: int, rows: slice) -> Tensor | None:
         """The pairs of some blocks and their queries, bool [1 or blocks, h or 1, w]; None where
@@ -102,17 +56,32 @@ class DeviceBatch:
         mask = unfolded(self.tiled.tiles, kinds)
         return mask[:, rows.start - above * tall : rows.stop - above * tall]
 
-    def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
-        """Parts whose temporaries stay below `LIMITS.piece` numbers, in blocks or else in rows."""
-        per_block = heads * max(self.width * size, repeat * self.height * self.width)
-        if self.blocks > 1 or per_block <= LIMITS.piece:
-            step = max(1, LIMITS.piece // max(1, per_block))
-            for low in range(0, self.blocks, step):
-                yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
-            return
-        step = max(1, LIMITS.piece // max(1, per_block // max(1, self.height)))
-        for first in range(0, self.height, step):
-            yield Piece(self, 0, 1, first, min(first + step, self.height))
+
+class Piece:
+    """Some blocks of a batch, and some of their queries: rows of the query tensor int64
+    [blocks, h], and of the key tensor [blocks, w]."""
+
+    def __init__(self, batch: DeviceBatch, blocks: slice, rows: slice) -> None:
+        self.batch, self.blocks, self.rows = batch, blocks, rows
+        self.queries, self.keys = batch.queries[blocks, rows], batch.keys[blocks]
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The pairs, bool [1 or blocks, h or 1, w]; None where every pair is an edge."""
+        return self.batch.mask(self.blocks.start, self.blocks.stop, self.rows)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """[B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
+        return _of(x, 3, self.queries)
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """[B, K, n_k, d] -> [B, K, blocks, w, d]."""
+        return _of(x, 2, self.keys)
+
+
+def _of(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    rows = x.index_select(axis, index.reshape(-1))
+    return torch.unflatten(rows, axis, tuple(index.shape))
 
 
 def _filled(rows: np.ndarray) -> np.ndarray:
@@ -123,12 +92,6 @@ def _filled(rows: np.ndarray) -> np.ndarray:
         return rows if rows.flags.writeable else rows.copy()
     before = np.maximum.accumulate(np.where(real, np.arange(rows.shape[1]), 0), axis=1)
     return np.asarray(np.maximum(np.take_along_axis(rows, before, axis=1), 0))
-
-
-def _start_of(rows: np.ndarray) -> int | None:
-    """The first row, if all of them follow one another."""
-    flat = rows.ravel()
-    return int(flat[0]) if len(flat) and flat[0] >= 0 and (np.diff(flat) == 1).all() else None
 
 
 class ComposedStep:
@@ -144,10 +107,18 @@ class ComposedStep:
         self.in_order = len(rows) == n_q and bool((place == np.arange(n_q)).all())
         self.place = torch.from_numpy(place).to(device)
 
-    def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
-        """The parts of all batches, in order."""
+    def pieces(self, q: Tensor) -> Iterator[Piece]:
+        """Parts of all batches, in order, whose temporaries for q [B, K, R, n_q, d] stay below
+        `LIMITS.piece` numbers: some blocks, or else some rows of one."""
+        heads, repeat, size = q.shape[:2].numel(), q.shape[2], q.shape[-1]
         for batch in self.batches:
-            yield from batch.pieces(heads, repeat, size)
+            height, width = max(1, batch.height), batch.width
+            block = max(1, heads * width * max(size, repeat * height))
+            many = max(1, LIMITS.piece // block)
+            tall = height if batch.blocks > 1 else max(1, LIMITS.piece * height // block)
+            for low in range(0, batch.blocks, many):
+                for first in range(0, height, tall):
+                    yield Piece(batch, slice(low, low + many), slice(first, first + tall))
 
     def ordered(self, parts: Sequence[Tensor], empty: float = 0.0) -> Tensor:
         """What pieces have found [B, K, R, blocks, h, e] for the queries in order; `empty` for
@@ -182,21 +153,19 @@ class ComposedTables(ByKeyHead):
         if not self._fuses(q, k, v):
             return self.composed(q, k, v, call)[0]
         kind = q.dtype
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        if not unseen(q, k, v):
             # gradients of what several pieces read add up in float32
             q, k, v = widened(q), widened(k), widened(v)
         outs = []
-        for piece in self._pieces(self.steps[0], q):
+        for piece in self.steps[0].pieces(q):
             rows, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
             outs.append(self._sdpa(rows.to(kind), keys.to(kind), values.to(kind), piece, call))
         return self.steps[0].ordered(outs)
 
     def _fuses(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether torch's own attention does, which on the CPU has no second derivative."""
-        if not (self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]):
-            return False
-        graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        return not (is_transformed() or (q.is_cpu and graded))
+        one = self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]
+        return bool(one) and not is_transformed() and (unseen(q, k, v) or not q.is_cpu)
 
     def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
@@ -210,7 +179,7 @@ class ComposedTables(ByKeyHead):
 
     def _step(self, step: ComposedStep, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         outs, sums = [], []
-        for piece in self._pieces(step, q):
+        for piece in step.pieces(q):
             left = kept(call, q.shape[:3], piece.queries, piece.keys)
             blocks = replace(self.blocks(piece, call), kept=left)
             parts = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
@@ -219,9 +188,6 @@ class ComposedTables(ByKeyHead):
             if lse is not None:
                 sums.append(lse[..., None])
         return step.ordered(outs), step.ordered(sums, -torch.inf)[..., 0] if sums else None
-
-    def _pieces(self, step: ComposedStep, q: Tensor) -> Iterator[Piece]:
-        return step.pieces(q.shape[:2].numel(), q.shape[2], q.shape[-1])
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The mask of a piece, and what its scores read."""
@@ -236,15 +202,12 @@ class ComposedTables(ByKeyHead):
 
     def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, piece: Piece, call: Call) -> Tensor:
         batch, keys, repeat, blocks, height, size = q.shape
-        mask = piece.mask
-        if mask is not None and mask.shape[1] > 1:
-            mask = mask.repeat(1, repeat, 1)
-        if call.padding is not None:
-            real = call.padding[:, piece.keys][:, None, :, None]
-            mask = real if mask is None else mask & real
-            mask = mask.expand(batch, keys, blocks, -1, -1).flatten(0, 1)
-        elif mask is not None:
-            mask = mask[None]
+        mask = self.blocks(piece, call).mask
+        if mask is not None:
+            # under padding [B, 1, 1, G, h or 1, w]
+            every = mask.dim() == 3
+            mask = mask[None] if every else mask.repeat_interleave(keys, 0)[:, 0, 0]
+            mask = mask.repeat(1, 1, repeat if mask.shape[2] > 1 else 1, 1)
         rows = q.transpose(2, 3).reshape(batch * keys, blocks, 1, repeat * height, size)
         scale = scale_of(self.work, size)
         output = fused(rows, k.flatten(0, 1), v.flatten(0, 1), mask, scale, call.dropout_p)

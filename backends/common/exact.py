@@ -175,33 +175,8 @@ class SoftmaxKernel(ByKeyHead):
             return self.forward(q, k, v, call, scale)
         # the share of the other keys is rounded once, with the output
         found = self.forward(widened(q), widened(k), widened(v), call, scale)
-        out, lse = with_zero(found, in_place=True)
+        out, lse = with_zero(found)
         return out.to(q.dtype), lse
-
-
-class Several(ByKeyHead):
-    """Heads of different graphs, each by an attention of its own, of which every one runs so many
-    of the heads, one after the other."""
-
-    def __init__(self, each: Sequence[tuple[Any, int]]) -> None:
-        self.each = each
-
-    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
-        # every query head with keys of its own
-        every = q.flatten(1, 2)[:, :, None]
-        keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
-        partials, low = [], 0
-        for kernel, count in self.each:
-            part = slice(low, low + count)
-            partials.append(kernel.composed(every[:, part], keys[:, part], values[:, part], call))
-            low += count
-        out, lse = (torch.cat(parts, 1) for parts in zip(*partials, strict=True))
-        return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
-
-    def mask(self, call: Call) -> Tensor:
-        """The masks of all heads, bool [B or 1, H, n_q, n_k]."""
-        masks = [kernel.mask(call).expand(-1, count, -1, -1) for kernel, count in self.each]
-        return torch.cat(masks, 1)
 
 
 class _Differentiable(Function):

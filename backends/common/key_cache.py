@@ -164,21 +164,18 @@ class KeyStream:
     ) -> tuple[Outputs, object]:
         """As `Streamable.step`, some positions at a time: a position meets all keys of its step,
         though it reads few."""
+        if q.shape[2] <= LIMITS.stream:
+            return self.advanced(q, k, v, call, state, with_lse)
         outs, sums = [], []
-        for low in range(0, max(1, q.shape[2]), LIMITS.stream):
-            parts, here = (q, k, v), call
-            if q.shape[2] > LIMITS.stream:
-                at = slice(low, low + LIMITS.stream)
-                padding = None if call.padding is None else call.padding[:, at]
-                data = {name: values[:, at] for name, values in call.data.items()}
-                here = replace(call, padding=padding, data=data)
-                parts = q[:, :, at], k[:, :, at], v[:, :, at]
+        for low in range(0, q.shape[2], LIMITS.stream):
+            at = slice(low, low + LIMITS.stream)
+            padding = None if call.padding is None else call.padding[:, at]
+            data = {name: values[:, at] for name, values in call.data.items()}
+            here = replace(call, padding=padding, data=data)
+            parts = q[:, :, at], k[:, :, at], v[:, :, at]
             (out, lse), state = self.advanced(*parts, here, state, with_lse)
             outs.append(out)
-            if lse is not None:
-                sums.append(lse)
-        if len(outs) == 1:
-            return (out, lse), state
+            sums += [] if lse is None else [lse]
         return (torch.cat(outs, 2), torch.cat(sums, 2) if sums else None), state
 
     def advanced(

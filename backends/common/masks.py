@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -48,27 +48,21 @@ class ByPositions:
 def with_data(value: Value, data: Mapping[Any, Any]) -> Value:
     """The same relation with values in place of its stand-ins, choices in place of what the data
     decide, and tables in place of static parts."""
-    return filling(value)(data)
-
-
-def filling(value: Value) -> Callable[[Mapping[Any, Any]], Value]:
-    """What `with_data` makes of a value and data, for calls one after the other."""
+    filled: Any = value
     if isinstance(value, StandIn):
-        name = value.name
-        return lambda data: Data(data[name])  # type: ignore[return-value]
-    if isinstance(value, DataDependent):
-        return lambda data: Decided(data[value].holds)  # type: ignore[return-value]
-    if isinstance(value, Part):
-        return lambda data: Decided(lambda q, k: data[value])  # type: ignore[return-value]
-    if isinstance(value, tuple):
-        parts, kind = [filling(part) for part in value], type(value)
-        return lambda data: kind(part(data) for part in parts)
-    if is_dataclass(value) and not isinstance(value, type) and reads_data(value):
-        constants = {entry.name: getattr(value, entry.name) for entry in fields(value)}
-        read = {name: filling(part) for name, part in constants.items() if reads_data(part)}
-        made = type(value)
-        return lambda data: made(**constants | {name: fill(data) for name, fill in read.items()})
-    return lambda data: value
+        filled = Data(data[value.name])
+    elif isinstance(value, DataDependent):
+        filled = Decided(data[value].holds)
+    elif isinstance(value, Part):
+        table = data[value]
+        filled = Decided(lambda q, k: table)
+    elif isinstance(value, tuple):
+        filled = type(value)(with_data(part, data) for part in value)
+    elif is_dataclass(value) and not isinstance(value, type) and reads_data(value):
+        parts = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+        read = {name: with_data(x, data) for name, x in parts.items() if reads_data(x)}
+        filled = type(value)(**parts | read)
+    return cast(Value, filled)
 
 
 def of_sample(work: Work, read: Sequence[Tensor]) -> Work:
@@ -89,7 +83,7 @@ def reading(
 ) -> MaskPlan:
     """The plan of a relation at positions q and k of n, which may be those of each sample and head,
     [B or 1, H or 1, …], with tables of its static parts."""
-    filled, rank = filling(relation), max(q.dim(), k.dim())
+    rank = max(q.dim(), k.dim())
 
     def placed(x: Any) -> Any:
         # a length is one number of each sample
@@ -98,7 +92,7 @@ def reading(
     def plan(data: Mapping[Any, Any]) -> Tensor:
         if rank > 3:
             data = {key: placed(x) if isinstance(key, str) else x for key, x in data.items()}
-        mask: Tensor = filled({**data, **parts}).holds(q, k, n)
+        mask: Tensor = with_data(relation, {**data, **parts}).holds(q, k, n)
         return mask
 
     return plan

@@ -8,11 +8,8 @@ are brought into one frame, the largest logarithm. What takes no `into` differen
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 LOWEST = -1e30
 """In place of minus infinity in a maximum over nothing, so that differences stay numbers."""
@@ -24,15 +21,11 @@ Outputs = tuple[Tensor, Tensor | None]
 """The same of weights that may have no log-sum-exps: then None."""
 
 
-def in_one_frame(
-    logs: Tensor,
-    dim: int,
-    power: Callable[[Tensor], Tensor] = torch.exp,
-) -> tuple[Tensor, Tensor]:
-    """The largest of logarithms along an axis, which stays with size 1, a constant; and the powers
-    of all in that frame, 0 for those that are -inf."""
+def in_one_frame(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest of logarithms along an axis, which stays with size 1, a constant; and exp of all
+    in that frame, 0 for those that are -inf."""
     top = logs.detach().amax(dim, keepdim=True)
-    return top, power(logs - top.clamp(min=LOWEST))
+    return top, torch.exp(logs - top.clamp(min=LOWEST))
 
 
 def merged(first: Partial, second: Partial) -> Partial:
@@ -56,16 +49,9 @@ def merge(into: Partial, more: Partial) -> None:
     torch.logaddexp(lse, sums, out=lse)
 
 
-def with_zero(found: Partial, logit: Tensor | None = None, in_place: bool = False) -> Partial:
+def with_zero(found: Partial, logit: Tensor | None = None) -> Partial:
     """The same with a key of value 0 in every row, whose score is `logit` or 0: sinks, and
-    `softmax1`. `in_place` changes the output, and there are no derivatives."""
+    `softmax1`."""
     out, lse = found
-    above = lse if logit is None else lse - logit
-    share = torch.sigmoid(above)[..., None]
-    total = functional.softplus(above, threshold=_EXACT)
-    total = total if logit is None else total + logit
-    return out.mul_(share) if in_place else (out * share).to(out.dtype), total
-
-
-_EXACT = 40.0
-"""Above it log(1 + exp(x)) is x in every type."""
+    zero = torch.zeros_like(lse) if logit is None else logit.expand_as(lse)
+    return merged(found, (out.new_zeros(()).expand_as(out), zero))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attnspec.backends.common.torch_modes import apart, is_transformed, is_watched
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
 
 Value = TypeVar("Value")
 
@@ -69,13 +68,14 @@ def _known_by(x: Tensor, base: Tensor) -> tuple[Any, ...]:
     return id(base), x._version, x.dtype, x.storage_offset(), x.shape, x.stride()
 
 
-_brought: Cache[tuple[tuple[int | float, ...], str], Tensor] = Cache(LIMITS.layouts)
+@lru_cache(LIMITS.layouts)
+def _brought(values: tuple[int | float, ...], device: str) -> Tensor:
+    # it is kept, so the modes of this call must not reach it
+    return apart(lambda: torch.tensor(values, device=device))
 
 
 def table_of(values: tuple[int | float, ...], device: torch.device) -> Tensor:
     """Numbers [m] on a device, to which they are brought once."""
     if device.type == "cpu":
         return torch.tensor(values, device=device)
-    # it is kept, so the modes of this call must not reach it
-    build = partial(apart, lambda: torch.tensor(values, device=device))
-    return _brought.get((values, str(device)), build)
+    return _brought(values, str(device))

@@ -97,15 +97,15 @@ class Formula:
             scores = scores * blocks.factor
         if self.work.changes:
             scores = self.change(scores, blocks.symbols, call.tables, pairs=blocks.mask)
-        found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
-        weights = found.weights
+        weights, total, lse = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
+        weights = weights / total
         if blocks.factor is not None:
             weights = weights * blocks.factor
         if blocks.kept is not None:
             weights = weights * factor_of(call.dropout_p) * blocks.kept
         elif call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
-        return weights, found.lse
+        return weights, lse
 
 
 def unit(x: Tensor) -> Tensor:
@@ -120,22 +120,8 @@ def unit(x: Tensor) -> Tensor:
 
 def weigh(scores: Tensor, mask: Tensor | None, normalize: str) -> Tensor:
     """The weights of scores [..., w] under a mask; a row without a key weighs nothing."""
-    return shares(scores, mask, normalize).weights
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Weights as numerators [..., w], what divides them [..., 1], None for nothing, and the
-    log-sum-exps of the scores [...], None for weights that are not softmax."""
-
-    numerators: Tensor
-    total: Tensor | None
-    lse: Tensor | None = None
-
-    @property
-    def weights(self) -> Tensor:
-        """The weights."""
-        return self.numerators if self.total is None else self.numerators / self.total
+    numerators, total, _ = shares(scores, mask, normalize)
+    return numerators / total
 
 
 def shares(
@@ -143,17 +129,20 @@ def shares(
     mask: Tensor | None,
     normalize: str,
     counts: Tensor | None = None,
-) -> Shares:
-    """What scores [..., w] weigh under a mask, each so many times."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What scores [..., w] weigh under a mask, each so many times: numerators [..., w], what
+    divides them [..., 1] or [], and the log-sum-exps of the scores [...], None for weights that are
+    not softmax."""
     if normalize == "sigmoid":
         weights = _times(torch.sigmoid(scores), counts)
-        return Shares(weights if mask is None else weights.masked_fill(~mask, 0.0), None)
+        weights = weights if mask is None else weights.masked_fill(~mask, 0.0)
+        return weights, weights.new_ones(()), None
     if normalize == "relu":
         weights = _times(torch.relu(scores), counts)
         if mask is not None:
             weights = weights.masked_fill(~mask, 0.0)
         total = weights.sum(-1, keepdim=True)
-        return Shares(weights, torch.where(total > 0, total, 1.0))
+        return weights, torch.where(total > 0, total, 1.0), None
     if mask is not None:
         scores = torch.where(mask, scores, -torch.inf)
     # the shift cancels in the quotient, so that it has no gradient
@@ -164,7 +153,7 @@ def shares(
         total = total + torch.exp(-top)
     some = torch.where(total > 0, total, 1.0)
     lse = torch.where(total > 0, torch.log(some) + top, -torch.inf)
-    return Shares(weights, some, lse[..., 0])
+    return weights, some, lse[..., 0]
 
 
 def _times(weights: Tensor, counts: Tensor | None) -> Tensor:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from attnspec.ir.scalars import (
-    NEGATED,
     OPERATIONS,
     PAIR,
     SCORE,
@@ -31,9 +30,6 @@ from attnspec.lower.work import Call, Work
 Number = Any
 """A tensor of integers, booleans or of the type of the scores; by its name a function of an index
 where it is a list or a table."""
-
-_REAL = frozenset(("/", "sqrt", "log2", "tanh", "exp", "log"))
-"""What makes reals of whole numbers."""
 
 _LOGIC = frozenset(("and", "or", "not"))
 
@@ -236,28 +232,27 @@ def _isqrt(x: Tensor) -> Tensor:
     return root + ((root + 1) * (root + 1) <= x).long()
 
 
+_REAL = ("sqrt", "log2", "tanh", "exp", "log")
+"""What makes reals of whole numbers, beside `/`."""
+
 _TENSORS: dict[str, Callable[..., Number]] = {
+    **OPERATIONS,
+    **{name: getattr(torch, name) for name in (*_REAL, "abs")},
+    "/": torch.div,
     "//": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "%": torch.remainder,
     "**": torch.pow,
     "not": torch.logical_not,
     "and": lambda *values: reduce(torch.logical_and, values),
     "or": lambda *values: reduce(torch.logical_or, values),
-    "within": lambda x, first, last: (first <= x) & (x <= last),
     "one_of": lambda x, *members: reduce(torch.logical_or, [x == each for each in members], x != x),
     "isqrt": _isqrt,
-    "sqrt": torch.sqrt,
-    "log2": torch.log2,
     "ceil": lambda x: _whole(x, torch.ceil),
     "floor": lambda x: _whole(x, torch.floor),
     "min": lambda *values: reduce(torch.minimum, values),
     "max": lambda *values: reduce(torch.maximum, values),
-    "abs": torch.abs,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "log": torch.log,
 }
-"""What operations are for tensors, where they are not those of Python's operators."""
+"""What operations are for tensors."""
 
 
 def evaluate(scalar: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> Number:
@@ -275,11 +270,8 @@ def evaluate(scalar: Scalar, values: Mapping[str, Number], kind: torch.dtype) ->
             tensors = [x.long() if getattr(x, "dtype", None) == torch.bool else x for x in parts]
             if op == "item":
                 return _item(values[_OUTSIDE], *tensors).to(kind)
-            if op in _REAL or any(x.is_floating_point() for x in tensors):
+            if op in ("/", *_REAL) or any(x.is_floating_point() for x in tensors):
                 tensors = [x.to(kind) for x in tensors]
-            work = _TENSORS.get(op)
-            if work is None:
-                work = OPERATIONS[op] if op in ("+", "-", "*", "neg", *NEGATED) else torch.div
-            return work(*tensors)
+            return _TENSORS[op](*tensors)
         case _:
             raise TypeError("the numbers of an expression are tensors")

@@ -42,7 +42,7 @@ class EdgesKernel(ByKeyHead):
         """Where the places of queries of equal width stand, and these queries, each a block."""
         batches = [batch for step in self.tables.steps for batch in step.batches]
         return [
-            (self.layout.slice_of(rows), Piece(batch, 0, batch.blocks, 0, 1))
+            (self.layout.slice_of(rows), Piece(batch, slice(0, batch.blocks), slice(0, 1)))
             for rows, batch in zip(self.layout.rows, batches, strict=True)
         ]
 
@@ -74,7 +74,7 @@ class EdgesKernel(ByKeyHead):
         weights = torch.empty_like(into.values())
         groups = []
         for places, piece in self.groups:
-            shape, mask = (piece.high, piece.batch.width), self.tables.blocks(piece, call).mask
+            shape, mask = piece.keys.shape, self.tables.blocks(piece, call).mask
             # which places are not edges, or are padded, of every sample
             drop = None if mask is None else (~mask[..., 0, :]).expand(len(q), 1, 1, *shape)
             groups.append((places, shape, drop))
@@ -110,7 +110,7 @@ class EdgesKernel(ByKeyHead):
         sizes = [places.stop - places.start for places, _ in self.groups]
         parts = torch.split(scores, sizes, -1)
         for (_, piece), part in zip(self.groups, parts, strict=True):
-            part = torch.unflatten(part, -1, (piece.high, piece.batch.width))
+            part = torch.unflatten(part, -1, tuple(piece.keys.shape))
             blocks = self.tables.blocks(piece, call)
             part, lse = part.unsqueeze(-2), None
             if softmax:

@@ -148,7 +148,7 @@ def _of_steps(
     ]
     share = values.new_zeros(1, *shape, values.shape[-1] + 1)
     for step in steps:
-        pieces = list(step.pieces(len(q), shape[1], g.shape[-1]))
+        pieces = list(step.pieces(tensors[0]))
         # what the steps before have taken may be all there is
         if pieces:
             sums = _of_pieces(partial(_of_piece, how, of_g is not None), pieces, *tensors)

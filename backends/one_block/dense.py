@@ -85,7 +85,7 @@ class DenseKernel(ByKeyHead):
     def mask(self, call: Call) -> Tensor | None:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]; None where all do."""
         mask = None if self.plan is None else self.plan(call.data)
-        if mask is not None and not self.work.decided:
+        if mask is not None and mask.dim() < 4:
             mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
         if call.padding is None:
             return mask

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from attnspec.backends.common.exact import (
     ByKeyHead,
-    Several,
     SoftmaxKernel,
     flash,
     flash_backward,
@@ -112,8 +111,11 @@ class TorchCallKernel(SoftmaxKernel):
         self._mask: tuple[Tensor, Tensor | None] | None = None
 
     def build_differentiable(self) -> ByKeyHead:
-        each = [(DenseKernel(work, mine, self.device), len(mine)) for work, mine in self.groups]
-        return each[0][0] if len(each) == 1 else Several(each)
+        kernel = DenseKernel(self.work, self.heads, self.device)
+        if len(self.groups) > 1:
+            mask = (self._bias(torch.float32).added == 0).to(self.device)
+            kernel.plan = lambda data: mask
+        return kernel
 
     # --- the fast way --------------------------------------------------------------------------
 

@@ -96,10 +96,9 @@ class ScoreChanges:
         kernel would have them, in the type of `bias`; -inf for a query without a key."""
         q, k, v = rows
         scores = change((q * scale) @ _for_each(k, q).mT, bias, self.tables)
-        found = shares(scores, None, "softmax")
-        # a softmax has both
-        total, lse = cast(Partial, (found.total, found.lse))
-        return (found.numerators @ _for_each(v, q)) / total, lse
+        weights, total, lse = shares(scores, None, "softmax")
+        # a softmax has them
+        return (weights @ _for_each(v, q)) / total, cast(Tensor, lse)
 
     def backward(
         self,
