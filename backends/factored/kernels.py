@@ -10,13 +10,13 @@ import torch
 
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.hybrid import hybrid_kernel
-from attnspec.backends.factored.matrices import MIXINGS, MatrixKernel
+from attnspec.backends.factored.matrices import MatrixKernel
 from attnspec.lower.work import Kernel, Work, mechanism_of
 
 
 def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
     """The kernel of a work's mechanism, with the graph beside it where it has one."""
-    if mechanism_of(work).name in MIXINGS:
-        return MatrixKernel(work, heads, device)
+    if not mechanism_of(work).sums:
+        return MatrixKernel(work)
     kernel = FeatureKernel(work, heads)
     return hybrid_kernel(work, heads, device, kernel) if work.hybrid else kernel
