@@ -313,7 +313,7 @@ class HybridKernel:
         ]
         sums, log = (
             x.transpose(1, 2).index_put((rows,), torch.cat([y[0].movedim(1, 0) for y in each]))
-            for x, each in zip(cast(Partial, weighed), zip(*again, strict=True), strict=True)
+            for x, each in zip(weighed, zip(*again, strict=True), strict=True)
         )
         return sums.transpose(1, 2), log.transpose(1, 2)
 
