@@ -1,7 +1,7 @@
 """Mechanisms in torch: a kernel of sums of features, or of a few products of matrices.
 
-Kernels take the work, whose `mechanism` is the declaration, the heads that share it, and the
-device; they find what is learned in `call.tables`, by the names of its parts.
+Kernels take the work, whose `mechanism` is the declaration, and find what is learned in
+`call.tables`, by the names of its parts.
 """
 
 from __future__ import annotations
