@@ -59,19 +59,13 @@ class EdgesKernel(ByKeyHead):
         return self.products if some and not is_transformed() else None
 
     def by_head(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        call: Call,
-        products: EdgeProducts,
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, products: EdgeProducts
     ) -> Tensor:
         """The output [B, K, R, n_q, e] of plain softmax, without derivatives."""
         wide = torch.float32 if q.dtype in HALF else q.dtype
         scale = scale_of(self.work, q.shape[-1])
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        into = products.workspace(wide)
-        weights = torch.empty_like(into.values())
+        scores, weights = (q.new_empty(products.places, dtype=wide) for _ in range(2))
         groups = []
         for places, piece in self.groups:
             shape, mask = piece.keys.shape, self.tables.blocks(piece, call).mask
@@ -83,7 +77,7 @@ class EdgesKernel(ByKeyHead):
                 keys, values = (_flat(x[sample, head], wide) for x in (k, v))
                 for index in range(q.shape[2]):
                     at = sample, head, index
-                    scores = products.scores(_flat(q[at], wide), keys, scale, into)
+                    products.scores(_flat(q[at], wide), keys, scores, scale)
                     for places, shape, drop in groups:
                         part, share = (x[places].view(shape) for x in (scores, weights))
                         if drop is not None:

@@ -38,23 +38,15 @@ class EdgeProducts:
         starts, queries, places = self.layout.by_key
         return torch.from_numpy(starts), torch.from_numpy(queries), torch.from_numpy(places)
 
-    def workspace(self, dtype: torch.dtype) -> Tensor:
-        """What `scores` writes all places of, sparse [n_q, n_k]; no number stands in it yet."""
-        values = torch.empty(self.places, dtype=dtype, device=self.keys.device)
-        shape = (self.layout.n_q, self.layout.n_k)
-        return torch.sparse_csr_tensor(
-            self.offsets, self.keys, values, shape, device=self.keys.device
-        )
-
-    def scores(self, a: Tensor, b: Tensor, scale: float, into: Tensor) -> Tensor:
-        """scale a . b for every place, [places]: a [n_q, d], b [n_k, d]."""
-        scores = into.values()
+    def scores(self, a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
+        """Fills `out` [places] with scale a . b of every place: a [n_q, d], b [n_k, d]."""
         # what stands there is multiplied by 0, and must be finite for that
-        scores.zero_()
+        out.zero_()
         if self.order is not None:
             a = a.index_select(0, self.order)
+        shape = self.layout.n_q, self.layout.n_k
+        into = torch.sparse_csr_tensor(self.offsets, self.keys, out, shape, device=out.device)
         torch.sparse.sampled_addmm(into, a, b.t(), beta=0.0, alpha=scale, out=into)
-        return scores
 
     def to_queries(self, w: Tensor, b: Tensor) -> Tensor:
         """Sums [n_q, d] of w [places] times b [n_k, d] over the keys of each query."""
@@ -97,7 +89,7 @@ class _Product(Function):
         ctx.save_for_backward(w, a, b)
         ctx.products, layout = products, products.layout
         if w is None:
-            out, into = a.new_empty(*a.shape[:3], products.places), products.workspace(a.dtype)
+            out = a.new_empty(*a.shape[:3], products.places)
         elif a is None:
             out = b.new_empty(*w.shape[:3], layout.n_q, b.shape[-1])
         else:
@@ -106,7 +98,7 @@ class _Product(Function):
             group = index[:2]
             if w is None:
                 rows, keys = a[index].contiguous(), b[group].contiguous()
-                out[index] = products.scores(rows, keys, 1.0, into)
+                products.scores(rows, keys, out[index])
             elif a is None:
                 out[index] = products.to_queries(w[index].contiguous(), b[group].contiguous())
             else:

@@ -54,7 +54,10 @@ def settings_of(
         case "linformer":
             names["pool_of"] = "maxima" if declared.projection == "max" else "means"
         case "synthesizer":
-            names["logits_of"], settings["SHORT"] = declared.kind, declared.factors[0]
+            thin = declared.kind in ("dense", "factorized_random")
+            called = "factors" if thin else "logits"
+            names = {"mix": f"mix_{called}", f"{called}_of": declared.kind}
+            settings["SHORT"] = declared.factors[0]
         case _ if declared.sums:
             feature, more = _features(declared)
             names |= {"mix": "mix_sums", "feature_of": feature}

@@ -67,20 +67,13 @@ def together(weighed: Sequence[Weighed], how: Summing) -> tuple[Tensor, Tensor]:
     """What parts with disjoint pairs weigh together."""
     # sums of nothing are 0 in every frame, and must not decide in which one the others are added
     logs = [
-        (torch.zeros_like(x[..., 0]) if log is None else log).masked_fill(
-            (x == 0).all(-1) if how.signed else x[..., -1] == 0, -torch.inf
-        )
+        log.masked_fill((x == 0).all(-1) if how.signed else x[..., -1] == 0, -torch.inf)
         for x, log in weighed
     ]
     top, shares = in_one_frame(torch.stack(logs), 0)
     terms = [x * share[..., None] for (x, _), share in zip(weighed, shares, strict=True)]
     # the frame of nothing is 0
     return sum(terms[1:], terms[0]), torch.where(top > -torch.inf, top, 0.0)[0]
-
-
-def _log_of(values: Tensor, log: Tensor | None) -> Tensor:
-    """The frames of rows, constants, whether they have some or not."""
-    return torch.zeros_like(values[..., 0].detach()) if log is None else log.detach()
 
 
 # --- pairs, one by one ---------------------------------------------------------------------------
@@ -108,8 +101,7 @@ def pair_by_pair(
     else:
         f, of_f = how.features(q.flatten(1, 2), given.tables)
         g, of_g = how.features(k, given.tables)
-        frame = _log_of(f, of_f)[..., None] + _log_of(g, of_g)[:, None]
-        products, frame = f @ g.mT, torch.unflatten(frame, 1, rows)
+        products, frame = f @ g.mT, torch.unflatten(of_f[..., None] + of_g[:, None], 1, rows)
     top, shares = in_one_frame(frame.masked_fill(~mask, -torch.inf), -1)
     weights = torch.unflatten(products, 1, rows) * shares
     sums = torch.unflatten(weights.flatten(1, 2) @ values_of(how, given), 1, rows)
@@ -134,24 +126,22 @@ def _of_steps(
     if given.padding is not None:
         values = values.masked_fill(~given.padding[..., None], 0.0)
     if how.paired:
-        f, of_f, g, of_g = q, None, given.k.to(q.dtype), None
+        f, g = q, given.k.to(q.dtype)
+        of_f, of_g = f.new_zeros(shape), g.new_zeros(g.shape[:2])
     else:
         (f, of_f), (g, of_g) = (
             how.features(q.flatten(1, 2), given.tables),
             features_of_keys(how, given),
         )
-    rows = _log_of(q, None if of_f is None else of_f.view(shape)) - frames.to(q.dtype)
+    rows = of_f.view(shape) - frames.to(q.dtype)
     # as tables have them: of one sample
-    tensors = [
-        x[None]
-        for x in (f.view(*shape, -1), g, values, rows[..., None], _log_of(g, of_g)[..., None])
-    ]
+    tensors = [x[None] for x in (f.view(*shape, -1), g, values, rows[..., None], of_g[..., None])]
     share = values.new_zeros(1, *shape, values.shape[-1] + 1)
     for step in steps:
         pieces = list(step.pieces(tensors[0]))
         # what the steps before have taken may be all there is
         if pieces:
-            sums = _of_pieces(partial(_of_piece, how, of_g is not None), pieces, *tensors)
+            sums = _of_pieces(partial(_of_piece, how), pieces, *tensors)
             share = share + step.ordered(sums)
     return (share[0],)
 
@@ -187,7 +177,7 @@ def _of_pieces(of_piece: Any, pieces: Sequence[Piece], *tensors: Tensor) -> Sequ
 
 
 def _of_piece(
-    how: Summing, framed: bool, piece: Piece, f: Tensor, g: Tensor, w: Tensor, *frames: Tensor
+    how: Summing, piece: Piece, f: Tensor, g: Tensor, w: Tensor, *frames: Tensor
 ) -> Tensor:
     """The sums [1, N, R, blocks, h, e + 1] of features f [1, N, R, blocks, h, m], g and values w
     [1, N, blocks, w, ...] and the frames of both, [..., 1]; the sizes of weights last."""
@@ -195,7 +185,7 @@ def _of_piece(
     f = f.transpose(2, 3).flatten(3, 4)
     weights = torch.unflatten(how.pairs(f, g) if how.paired else f @ g.mT, 3, (repeat, -1))
     mask = None if mask is None else ~mask.unsqueeze(1)
-    if framed:
+    if how.framed:
         # beyond 0 are frames of rows that are not there
         log = (frames[0].transpose(2, 3) + frames[1].mT[:, :, :, None]).clamp(max=0.0)
         weights = weights * torch.exp(log if mask is None else log.masked_fill(mask, -torch.inf))
@@ -288,7 +278,7 @@ class HybridKernel:
         if not late.k.shape[1]:
             return self.worth(weighed)
         sums, log = self.kernel.sums(late)
-        frames = pad(_log_of(sums, log), (missing, 0), value=LOWEST)
+        frames = pad(log, (missing, 0), value=LOWEST)
         sums, lost = pad(sums, (0, 0, missing, 0)), None
         if self.steps:
             less = taken(self.how, self.steps, given, frames)
@@ -323,7 +313,7 @@ class HybridKernel:
         ]
         sums, log = (
             x.transpose(1, 2).index_put((rows,), torch.cat([y[0].movedim(1, 0) for y in each]))
-            for x, each in zip(cast(Partial, weighed), zip(*again, strict=True), strict=True)
+            for x, each in zip(weighed, zip(*again, strict=True), strict=True)
         )
         return sums.transpose(1, 2), log.transpose(1, 2)
 

@@ -15,8 +15,16 @@ def without(x, real):
     return x if real is None else x.masked_fill(~real[:, None, :, None], 0.0)
 
 
-def attention(q, k, v, mask, scale):
+def earlier(q, k, mask):
+    """A mask of pairs without those of later keys, the queries being the last positions."""
+    n_q, n = q.shape[2], k.shape[2]
+    pairs = torch.ones(n_q, n, dtype=torch.bool, device=q.device).tril(n - n_q)
+    return pairs if mask is None else mask & pairs
+
+
+def attention(q, k, v, mask, scale, causal=False):
     """softmax(scale q k^T) v by torch's own call; a query that reads nothing gets 0."""
+    mask = earlier(q, k, mask) if causal else mask
     if mask is None:
         return scaled_dot_product_attention(q, k, v, scale=scale)
     none = ~mask.any(-1, keepdim=True)
@@ -198,20 +206,32 @@ def perceived(x, weight, bias):
 
 
 def dense(q, n, x):
-    """W_2 relu(W_1 q_i + b_1) + b_2 for each query."""
+    """relu(W_1 q_i + b_1) of each query, and W_2: b_2 is what a hidden unit of 1 adds."""
     hidden = perceived(q, x["synthesizer_hidden"], x["synthesizer_hidden_bias"])
-    return hidden @ x["synthesizer_weight"][:, :n].mT + x["synthesizer_bias"][:, None, :n]
+    columns = x["synthesizer_weight"][:, :n], x["synthesizer_bias"][:, :n, None]
+    return torch.cat([hidden, torch.ones_like(hidden[..., :1])], 3), torch.cat(columns, 2)
+
+
+def factorized_random(q, n, x):
+    """Two learned matrices of few columns."""
+    return x["synthesizer_rows"][:, n - q.shape[2] : n], x["synthesizer_columns"][:, :n]
+
+
+def mix_factors(q, k, v, layer, real, x):
+    """softmax(a b^T) v of two thin matrices."""
+    rows, columns = (each.expand(*q.shape[:2], -1, -1) for each in factors_of(q, k.shape[2], x))
+    if PRODUCTS:
+        # mixed with the scores of q and k
+        share = torch.sigmoid(x["synthesizer_mix"])[..., None]
+        rows = torch.cat([(1 - share) * q.shape[3] ** -0.5 * q, share * rows], 3)
+        columns = torch.cat([k, columns], 3)
+    mask = None if real is None else real[:, None, None]
+    return attention(rows, columns, v, mask, 1.0, CAUSAL)
 
 
 def random(q, n, x):
     """Learned numbers for each pair."""
     return x["synthesizer_logits"][:, n - q.shape[2] : n, :n]
-
-
-def factorized_random(q, n, x):
-    """The product of two learned matrices of few columns."""
-    rows, columns = x["synthesizer_rows"], x["synthesizer_columns"]
-    return rows[:, n - q.shape[2] : n] @ columns[:, :n].mT
 
 
 def factorized_dense(q, n, x):
@@ -232,19 +252,14 @@ def by_logits(logits, v, mask):
     return weights @ v
 
 
-def mix_synthesizer(q, k, v, layer, real, x):
-    """softmax(logits) v, over the keys up to the query if the spec is causal."""
-    n_q, n = q.shape[2], k.shape[2]
-    logits = logits_of(q, n, x)
+def mix_logits(q, k, v, layer, real, x):
+    """softmax(logits) v."""
+    logits = logits_of(q, k.shape[2], x)
     if PRODUCTS:
-        # mixed with the scores of q and k
         share = torch.sigmoid(x["synthesizer_mix"])[..., None]
         logits = (1 - share) * (q * q.shape[3] ** -0.5 @ k.mT) + share * logits
     mask = None if real is None else real[:, None, None]
-    if CAUSAL:
-        earlier = torch.ones(n_q, n, dtype=torch.bool, device=q.device).tril(n - n_q)
-        mask = earlier if mask is None else mask & earlier
-    return by_logits(logits, v, mask)
+    return by_logits(logits, v, earlier(q, k, mask) if CAUSAL else mask)
 
 
-pool_of, logits_of = means, dense
+pool_of, factors_of, logits_of = means, dense, random

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -25,7 +24,7 @@ from attnspec.backends.common.exact import (
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction, masked
@@ -38,55 +37,32 @@ from attnspec.lower.work import Call, Work
 EVERY = slice(None)
 
 
-class Bias:
-    """What is added to scores [B or 1, H or 1, n_q or 1, n_k], -inf where there is no pair, and
-    which rows have none: bool [B or 1, H or 1, n_q or 1], None where all have one."""
+class Part(NamedTuple):
+    """Some samples, queries and keys that one call computes, `EVERY` sample with all of both; and
+    what is added to their scores [B or 1, H or 1, n_q or 1, n_k], None for nothing."""
 
-    def __init__(self, added: Tensor) -> None:
-        empty = (added == -math.inf).all(-1)
-        self.added, self.empty = added, empty if bool(empty.any()) else None
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some samples, queries and keys that one call computes, with what is added to their scores,
-    None for nothing."""
-
-    samples: slice
-    rows: slice
-    keys: slice
+    samples: slice = EVERY
+    rows: slice = EVERY
+    keys: slice = EVERY
     causal: bool = False
-    bias: Bias | None = None
+    bias: Tensor | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether these are all samples, queries and keys."""
-        return self.samples is EVERY and self.rows is EVERY and self.keys is EVERY
-
-    def of_rows(self, x: Tensor) -> Tensor:
-        """[B, H, n_q, …] of these samples and queries."""
-        return x[self.samples, :, self.rows]
-
-    def of_keys(self, x: Tensor) -> Tensor:
-        """[B, K, n_k, d] of these samples and keys."""
-        return x[self.samples, :, self.keys]
+    def read(self, rows: Sequence[Tensor], keys: Sequence[Tensor]) -> list[Tensor]:
+        """[B, H, n_q, …] of these samples and queries, [B, K, n_k, d] of these and keys."""
+        of_rows = [x[self.samples, :, self.rows] for x in rows]
+        return [*of_rows, *(x[self.samples, :, self.keys] for x in keys)]
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Partial:
         """The output and log-sum-exps of these queries and keys."""
-        if self.bias is None:
-            out, lse = flash(q, k, v, 0.0, self.causal, scale=scale)
-            return out, lse
-        out, lse = flash(q, k, v, 0.0, self.causal, attn_mask=self.bias.added, scale=scale)
-        empty = self.bias.empty
-        if empty is None:
-            return out, lse
-        # a value of infinity times a weight of 0 is not 0
-        return out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
+        out, lse = flash(q, k, v, 0.0, self.causal, attn_mask=self.bias, scale=scale)
+        empty = None if self.bias is None else lse < LOWEST / 2
+        if empty is not None and bool(empty.any()):
+            out, lse = out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
+        return out, lse
 
     def differentiated(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
         """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
-        mask = self.bias and self.bias.added
-        return list(flash_backward(*tensors, 0.0, self.causal, attn_mask=mask, scale=scale))
+        return list(flash_backward(*tensors, 0.0, self.causal, attn_mask=self.bias, scale=scale))
 
 
 class TorchCallKernel(SoftmaxKernel):
@@ -103,8 +79,7 @@ class TorchCallKernel(SoftmaxKernel):
         # how many there are for the heads of a sample
         several = self.work.changes or self.work.decided or len(groups) > 1
         self.masks = len(self.heads) if several else 1
-        self._biases: dict[torch.dtype, Bias] = {}
-        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
+        self._biases: dict[torch.dtype, Tensor] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
@@ -121,39 +96,34 @@ class TorchCallKernel(SoftmaxKernel):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         parts = self._parts(q, call)
-        if len(parts) == 1 and parts[0].is_whole:
+        if parts and parts[0].samples is EVERY:
             return parts[0].attended(q, k, v, scale)
         out = q.new_zeros(q.shape)
         wide = torch.promote_types(q.dtype, torch.float32)
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
         for part in parts:
-            rows = part.of_rows(q), part.of_keys(k), part.of_keys(v)
-            found, sums = part.attended(*rows, scale)
-            part.of_rows(out).copy_(found)
-            part.of_rows(lse).copy_(sums)
+            rows, *into, keys, values = part.read((q, out, lse), (k, v))
+            for target, x in zip(into, part.attended(rows, keys, values, scale), strict=True):
+                target.copy_(x)
         return out, lse
 
     def backward(
         self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
     ) -> Sequence[Tensor]:
         parts, (q, k, v, out, lse) = self._parts(grad, call), saved
-        whole = len(parts) == 1 and parts[0].is_whole
-        if not whole or (parts[0].bias is not None and parts[0].bias.empty is not None):
-            # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
-            lse = lse.masked_fill(lse == -math.inf, 0.0)
-        if whole:
+        # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
+        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        if parts and parts[0].samples is EVERY:
             return parts[0].differentiated((grad, q, k, v, out, lse), scale)
         # no key is in more than two parts: of two numbers the sum is rounded once in any type
-        grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
+        into = [x.new_zeros(x.shape) for x in (q, k, v)]
         for part in parts:
-            rows = [part.of_rows(x) for x in (grad, q)]
-            keys = [part.of_keys(x) for x in (k, v)]
-            sums = [part.of_rows(out), part.of_rows(lse).contiguous()]
-            grads = part.differentiated((*rows, *keys, *sums), scale)
-            part.of_rows(grad_q).copy_(grads[0])
-            part.of_keys(grad_k).add_(grads[1])
-            part.of_keys(grad_v).add_(grads[2])
-        return grad_q, grad_k, grad_v
+            above, rows, its, sums, keys, values = part.read((grad, q, out, lse), (k, v))
+            tensors = above, rows, keys, values, its, sums.contiguous()
+            targets = part.read(into[:1], into[1:])
+            for target, share in zip(targets, part.differentiated(tensors, scale), strict=True):
+                target.add_(share)
+        return into
 
     def _parts(self, q: Tensor, call: Call) -> tuple[Part, ...]:
         """What is computed, every pair once, for queries of this type."""
@@ -161,9 +131,7 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
-            if kind not in self._whole:
-                self._whole[kind] = (self._part(EVERY, EVERY, kind),)
-            return self._whole[kind]
+            return (self._part(EVERY, EVERY, kind),)
         padding = call.padding
         parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
@@ -175,9 +143,7 @@ class TorchCallKernel(SoftmaxKernel):
         """One call with the mask that inputs make, kept while the same ones come again."""
 
         def build() -> tuple[Part, ...]:
-            added = added_by(self._pairs(call), kind)
-            added = self._sloped(added) if self.work.changes else added
-            return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
+            return (Part(bias=self._sloped(added_by(self._pairs(call), kind, LOWEST))),)
 
         read = [call.data[name] for name in self.work.reads]
         if call.padding is not None:
@@ -201,10 +167,8 @@ class TorchCallKernel(SoftmaxKernel):
         """One call with a mask for every sample."""
         real = padding[:, None, None]
         if self.form is Form.NOTHING and not self.work.changes:
-            added = added_by(real, kind)
-        else:
-            added = torch.where(real, self._bias(kind).added, -math.inf)
-        return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
+            return (Part(bias=added_by(real, kind, LOWEST)),)
+        return (Part(bias=torch.where(real, self._bias(kind), LOWEST)),)
 
     def _in_range(self, samples: slice, keys: slice, kind: torch.dtype) -> Iterator[Part]:
         """Samples whose real keys are one range."""
@@ -220,20 +184,19 @@ class TorchCallKernel(SoftmaxKernel):
     def _part(self, samples: slice, keys: slice, kind: torch.dtype) -> Part:
         """All queries of some samples over a range of keys."""
         if self.work.changes or self.form is Form.MASK:
-            bias = self._bias(kind)
-            bias = bias if keys is EVERY else Bias(bias.added[..., keys])
-            return Part(samples, EVERY, keys, bias=bias)
+            return Part(samples, EVERY, keys, bias=self._bias(kind)[..., keys])
         return Part(samples, EVERY, keys, causal=self.form is Form.CAUSAL)
 
-    def _bias(self, kind: torch.dtype) -> Bias:
+    def _bias(self, kind: torch.dtype) -> Tensor:
         """What is added to all scores [1, H or 1, n_q, n_k]."""
 
-        def build() -> Bias:
-            masks = [(_mask_of(work, kind), len(members)) for work, members in self.groups]
-            if len(masks) > 1:
-                return Bias(torch.cat([x.added.expand(-1, count, -1, -1) for x, count in masks], 1))
-            mask = masks[0][0]
-            return Bias(self._sloped(mask.added)) if self.work.changes else mask
+        def build() -> Tensor:
+            masks = [_mask_of(work, kind) for work, _ in self.groups]
+            if len(masks) == 1:
+                return self._sloped(masks[0])
+            counts = (len(members) for _, members in self.groups)
+            each = zip(masks, counts, strict=True)
+            return torch.cat([x.expand(-1, count, -1, -1) for x, count in each], 1)
 
         if kind not in self._biases:
             self._biases[kind] = apart(build)
@@ -241,11 +204,13 @@ class TorchCallKernel(SoftmaxKernel):
 
     def _sloped(self, added: Tensor) -> Tensor:
         """What is added to scores with their changes, which add constants."""
+        if not self.work.changes:
+            return added
         change = ScoreFunction(self.work.changes, self.heads, self.work.length, torch.device("cpu"))
         q, k = (torch.from_numpy(at) for at in self.work.positions)
         heads = torch.arange(len(self.heads)).view(-1, 1, 1)
         more = change.added_to(added.dtype, {"q": q[:, None], "k": k}, {}, heads)
-        return masked(more, added, self.work.changes)
+        return masked(more, added, self.work.changes).clamp(min=LOWEST)
 
     # --- where it cannot go --------------------------------------------------------------------
 
@@ -284,17 +249,17 @@ class TorchCallKernel(SoftmaxKernel):
         return self._mask
 
 
-_masks: WeakValueDictionary[tuple[object, ...], Bias] = WeakValueDictionary()
+_masks: WeakValueDictionary[tuple[object, ...], Tensor] = WeakValueDictionary()
 """The masks of kernels that live: the layers of a model share one."""
 
 
-def _mask_of(work: Work, kind: torch.dtype) -> Bias:
-    """0 for a pair of a work, -inf for another: [1, 1, n_q, n_k]."""
+def _mask_of(work: Work, kind: torch.dtype) -> Tensor:
+    """0 for a pair of a work, `LOWEST` for another: [1, 1, n_q, n_k]."""
     key = work.relation, work.n_q, work.n_k, kind
     mask = _masks.get(key)
     if mask is None:
         pairs = torch.from_numpy(np.array(all_pairs(work.relation, work.n_q, work.n_k)))
-        mask = _masks[key] = Bias(added_by(pairs[None, None], kind))
+        mask = _masks[key] = added_by(pairs[None, None], kind, LOWEST)
     return mask
 
 

@@ -30,9 +30,9 @@ from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
 from attnspec.lower.work import Call, Work
 
-Worth: TypeAlias = "tuple[Tensor, Tensor, Tensor | None]"
+Worth: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """What sums are worth [N, R, n_q, d_v], the sums of their weights [N, R, n_q] and the frames of
-these, if there are any."""
+these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +69,7 @@ class FeatureKernel:
         at first, and the state after them."""
         request = self.given(q, k, v, call)
         before = state if isinstance(state, State) else no_keys(self.how, request)
-        # the frames of a gate count from the state
-        sums, after = summed(self.how, request, State(before.sums) if request.gate else before)
+        sums, after = summed(self.how, request, before)
         return self._outputs(q, self.worth_of(sums), True), after
 
     def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:

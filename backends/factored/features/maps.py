@@ -31,12 +31,12 @@ from attnspec.lower.work import Work, mechanism_of
 
 Tables: TypeAlias = Mapping[str, Tensor]
 
-Features: TypeAlias = "tuple[Tensor, Tensor | None]"
-"""Features [N, n, m] of rows, times exp(log), log [N, n], where it is there. A frame is a constant
-to autograd: what it takes out of the values it puts back."""
+Features: TypeAlias = tuple[Tensor, Tensor]
+"""Features [N, n, m] of rows, times exp(log), log [N, n]. A frame is a constant to autograd: what
+it takes out of the values it puts back."""
 
 FRAMED = "exp", "trig", "positive", "hyperbolic", "gaussian"
-"""Features of the definition in frames of their own; those of others are 0, and left out."""
+"""Features of the definition in frames of their own; those of others are 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Summing:
     """How a mechanism makes features of rows, and what it divides their sums by.
 
     Sums [..., n, e] of values by weights, that of the weights last where they are divided, stand
-    for exp(log) times as much, log [..., n] None for 0. Weights that are `signed` may add up to 0
+    for exp(log) times as much, log [..., n]. Weights that are `signed` may add up to 0
     though none is 0.
     """
 
@@ -63,10 +63,16 @@ class Summing:
         """The features of rows x [N, n, d], along `tables["directions"]` [N, m, d] where they are
         random, with what else is learned [N, ...]."""
         if self.text["feature_of"].__name__ == "elu1" and not is_transformed():
-            return cast(Tensor, _Elu1.apply(x, self.text["elu1"])), None  # type: ignore[no-untyped-call]
+            values = cast(Tensor, _Elu1.apply(x, self.text["elu1"]))  # type: ignore[no-untyped-call]
+            return values, torch.zeros_like(x[..., 0])
         learned = {f"{self.declared.name}_{part}": each for part, each in tables.items()}
         values, log = self.text["feature_of"](x[None], tables.get("directions"), learned)
-        return values[0], log[0, ..., 0] if self.text["feature_of"].__name__ in FRAMED else None
+        return values[0], log[0, ..., 0].detach()
+
+    @cached_property
+    def framed(self) -> bool:
+        """Whether features have frames of their own."""
+        return self.text["feature_of"].__name__ in FRAMED
 
     def width(self, size: int) -> int:
         """How many features rows of a size have."""
@@ -103,20 +109,25 @@ class Summing:
         """Whether sums are divided by one of weights that are never negative."""
         return self.divides and not self.signed
 
-    def worth(self, sums: Tensor, log: Tensor | None) -> Tensor:
+    def worth(self, sums: Tensor, log: Tensor) -> Tensor:
         """What sums are worth."""
         if not self.divides:
-            return sums if log is None else sums * torch.exp(log)[..., None]
+            return sums * torch.exp(log)[..., None]
         values, total = torch.split(sums, [sums.shape[-1] - 1, 1], -1)
-        return values / self.divisor(total, None if log is None else log[..., None])
+        return values / self.divisor(total, log[..., None])
 
-    def divisor(self, total: Tensor, log: Tensor | None) -> Tensor:
+    def divisor(self, total: Tensor, log: Tensor) -> Tensor:
         """What sums of weights divide by."""
-        return in_frames(self.text["divisor"](total, _or_zeros(log, total)), log)
+        divisor: Tensor = self.text["divisor"](total, log)
+        if not self.framed:
+            return divisor
+        # no feature of a query may meet one of a key in their frames, so that nothing is read
+        least = least_in_frames(total.dtype)
+        return torch.where(divisor.abs() >= least, divisor, least)
 
-    def log_divisor(self, total: Tensor, log: Tensor | None) -> Tensor:
+    def log_divisor(self, total: Tensor, log: Tensor) -> Tensor:
         """The logarithm of what sums of such weights divide by, -inf where there is no weight."""
-        divisor = torch.log(self.divisor(total, log)) + _or_zeros(log, total)
+        divisor = torch.log(self.divisor(total, log)) + log
         return divisor.masked_fill(total == 0, -torch.inf)
 
 
@@ -133,19 +144,6 @@ class _Elu1(Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         return grad * ctx.saved_tensors[0].clamp(max=1.0), None
-
-
-def _or_zeros(log: Tensor | None, total: Tensor) -> Tensor:
-    return torch.zeros_like(total) if log is None else log
-
-
-def in_frames(total: Tensor, log: Tensor | None) -> Tensor:
-    """A sum of weights, which is not 0 where features have frames: there no feature of a query may
-    meet one of a key, so that nothing is read."""
-    if log is None:
-        return total
-    least = least_in_frames(total.dtype)
-    return torch.where(total.abs() >= least, total, least)
 
 
 def least_in_frames(kind: torch.dtype) -> float:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -40,9 +40,9 @@ from attnspec.backends.factored.features.maps import Features, Summing, Tables
 from attnspec.ir.mechanisms.declaration import WIDE
 from attnspec.limits import LIMITS
 
-Weighed: TypeAlias = "tuple[Tensor, Tensor | None]"
+Weighed: TypeAlias = tuple[Tensor, Tensor]
 """Sums of values by their weights [N, R, n_q, e], that of the weights last where they are divided,
-which stand for exp(log) times as much, log [N, R, n_q], a constant, if there is one."""
+which stand for exp(log) times as much, log [N, R, n_q], a constant."""
 
 Frames: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
 """t [N, S, c] and r [N, S, c] of a block, r not falling and t_j <= r_i for all j <= i, counted from
@@ -79,7 +79,7 @@ class Given(NamedTuple):
 
 
 class State(NamedTuple):
-    """The sums over some keys [N, e, m] in the frame `base` [N], None for 0."""
+    """The sums over some keys [N, e, m] in the frame `base` [N]; None for sums of other kinds."""
 
     sums: Tensor
     base: Tensor | None = None
@@ -140,20 +140,24 @@ def _sizes(count: int, step: int) -> list[int]:
 def no_keys(how: Summing, given: Given) -> State:
     """The sums over no key."""
     shape = len(given.k), given.v.shape[-1] + how.divides, how.width(given.k.shape[-1])
-    return State(given.k.new_zeros(shape, dtype=given.kind))
+    return State(given.k.new_zeros(shape, dtype=given.kind), no_frame(how, given))
 
 
-def frames_of(given: Given, log: Tensor | None, base: Tensor | None, chunk: int) -> Frames | None:
+def no_frame(how: Summing, given: Given) -> Tensor:
+    """The frame [N] of sums over no key."""
+    return given.k.new_full(given.k.shape[:1], LOWEST if how.framed else 0.0, dtype=given.kind)
+
+
+def frames_of(how: Summing, given: Given, log: Tensor, base: Tensor, chunk: int) -> Frames | None:
     """The frames of a block of keys with frames `log` [N, n], or those of a gate, whose first
-    state is in the frame `base` [N]."""
+    state is in the frame `base` [N]; None where all are 0."""
     if given.gate:
         keys, rows = (torch.unflatten(x, 1, (-1, chunk)) for x in given.gate)
-        first = torch.zeros_like(rows[:, 0, 0].detach()) if base is None else base
-    elif log is None:
+        first = base.to(rows.dtype)
+    elif not how.framed:
         return None
     else:
-        keys = torch.unflatten(log.detach(), 1, (-1, chunk))
-        base = keys.new_full((len(keys),), LOWEST) if base is None else base
+        keys = torch.unflatten(log, 1, (-1, chunk))
         rows = torch.cummax(torch.cat([base[:, None], keys.flatten(1)], 1), 1).values[:, 1:]
         # a state that holds nothing has the frame of the first key, which no later one changes
         first = rows.masked_fill(rows <= LOWEST, torch.inf).amin(1)
@@ -187,7 +191,7 @@ def features_of_keys(how: Summing, given: Given) -> Features:
     values, log = how.features(given.k.to(given.kind), given.tables)
     if given.padding is None:
         return values, log
-    log = None if log is None else log.masked_fill(~given.padding, -torch.inf)
+    log = log.masked_fill(~given.padding, -torch.inf)
     return values.masked_fill(~given.padding[..., None], 0.0), log
 
 
@@ -200,13 +204,10 @@ def values_of(how: Summing, given: Given) -> Tensor:
 def of_queries(how: Summing, given: Given, state: State) -> Weighed:
     """What queries make of the sums over all keys."""
     f, log = how.features(given.q.to(given.kind).flatten(1, 2), given.tables)
-    log = None if log is None else log.detach()
-    if state.base is not None and not given.gate:
-        base = state.base[:, None].to(given.kind)
-        log = base.expand(f.shape[:2]) if log is None else log + base
-    heads = given.q.shape[1:3]
-    log = None if log is None else torch.unflatten(log, 1, heads)
-    return torch.unflatten(f @ state.sums.mT, 1, heads), log
+    if not given.gate:
+        log = log + cast(Tensor, state.base)[:, None].to(given.kind)
+    sums, log = (torch.unflatten(x, 1, given.q.shape[1:3]) for x in (f @ state.sums.mT, log))
+    return sums, log
 
 
 def step(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
@@ -224,9 +225,9 @@ def step(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
 
     keys, log = features_of_keys(how, given)
     g, w = chunked(keys), chunked(values_of(how, given))
-    frames = frames_of(given, log, state.base, chunk)
+    frames = frames_of(how, given, log, cast(Tensor, state.base), chunk)
     *states, after = states_of(state.sums, g, w, frames)
-    end = None if frames is None else frames[3]
+    end = state.base if frames is None else frames[3]
     if not n:
         return None, None, after, end
     # the queries of all heads of a chunk beside each other
@@ -235,20 +236,19 @@ def step(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
     f = torch.unflatten(queries, 1, (-1, ratio * chunk))
     pairs = how.pairs(q, chunked(given.k.to(kind))) if how.paired else f @ g.mT
     before, weights = f @ torch.stack(states, 1).mT, _weights(how, given, frames, chunk)
-    log = None if log is None else log.detach().view(f.shape[:3])
+    log = log.view(f.shape[:3])
     if frames is not None:
         rows = frames[1].repeat(1, 1, ratio)
         before = before * torch.exp(-rows.to(kind))[..., None]
         if not given.gate:
             # sums of a gate are the ones that are meant, since what it forgets is gone
-            rows = (frames[2][..., None] + rows).to(kind)
-            log = rows if log is None else log + rows
+            log = log + (frames[2][..., None] + rows).to(kind)
     y = (pairs * weights) @ w + before
 
     def in_order(x: Tensor) -> Tensor:
         return torch.unflatten(x, 2, (ratio, chunk)).transpose(1, 2).flatten(2, 3)
 
-    return in_order(y), None if log is None else in_order(log), after, end
+    return in_order(y), in_order(log), after, end
 
 
 def _weights(how: Summing, given: Given, frames: Frames | None, chunk: int) -> Tensor:
@@ -275,13 +275,16 @@ def absorbed(how: Summing, given: Given, state: State) -> State:
 
 def summed(how: Summing, given: Given, state: State | None = None) -> tuple[Weighed, State]:
     """The sums of all queries on top of a state, and the state after all keys."""
-    out, log, *after = uncast(partial(_summed, how), given, state or no_keys(how, given))
-    log, base = (None if x is None else x.detach() for x in (log, after[1]))
-    return (out, log), State(after[0], base)
+    state = state or no_keys(how, given)
+    if given.gate:
+        # the frames of a gate count from the state
+        state = State(state.sums, no_frame(how, given))
+    out, log, sums, base = uncast(partial(_summed, how), given, state)
+    return (out, log.detach()), State(sums, base.detach())
 
 
-def _summed(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
-    outs, logs, states = list[Tensor](), list[Tensor | None](), list[State]()
+def _summed(how: Summing, given: Given, state: State) -> tuple[Tensor, ...]:
+    outs = list[Any]()
     run = partial(lean, step) if is_wide(how, given) else step
     for part, mine in parts(how, given, state):
         rows = []
@@ -289,12 +292,8 @@ def _summed(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ..
             sums, log, after, base = run(how, block, mine)
             mine = mine if after is None else State(after, base)
             rows += [] if sums is None else [(sums, log)]
-        sums, log = zip(*rows, strict=True)
-        outs.append(joined(sums, 2))
-        logs.append(None if log[0] is None else joined(log, 2))
-        states.append(mine)
-    every: tuple[Any, ...] = outs, logs, *zip(*states, strict=True)
-    return tuple(None if x[0] is None else joined(x, 0) for x in every)
+        outs.append([*(joined(x, 2) for x in zip(*rows, strict=True)), *mine])
+    return tuple(joined(x, 0) for x in zip(*outs, strict=True))
 
 
 def lean(run: Callable[..., Any], *given: Any) -> Any:

@@ -25,6 +25,7 @@ from attnspec.backends.factored.features.sums import (
     features_of_keys,
     frames_of,
     joined,
+    no_frame,
     opened,
     parts,
     summed,
@@ -103,7 +104,7 @@ def _launched(how: Summing, given: Given) -> Worth:
         return [x if x.is_floating_point() else None for x in into]
 
     out, total, log = Derived.apply(run, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
-    return out, total, None if log is None else log.detach()
+    return out, total, log.detach()
 
 
 def _outputs(how: Summing, given: Given) -> Worth:
@@ -114,8 +115,7 @@ def _outputs(how: Summing, given: Given) -> Worth:
         _Launches(how, part).outputs(*into)
         for part, *into in parts(how, given, out, totals, block=ROOM)
     ]
-    logs = [x for x in every if x is not None]
-    return out, totals, joined(logs, 0) if logs else None
+    return out, totals, joined(every, 0)
 
 
 class _Launches:
@@ -127,7 +127,7 @@ class _Launches:
         self.length = given.k.shape[1]
         self.first, self.causal = self.length - rows, how.work.causal
         self.map = MAPS.get(getattr(how.declared, "feature", ""))
-        self.logs: Tensor | None = None
+        self.logs = given.q.new_zeros(given.q.shape[:3], dtype=self.kind)
         frames = None
         if self.map is None:
             self.f, self.g, frames = self._features(back)
@@ -150,7 +150,7 @@ class _Launches:
         constants = (
             *(features, values, self.width, CHUNK, wide, tall, self.causal),
             *(frames is not None, given.padding is not None, how.divides),
-            *(self.logs is not None, self.map or 0, *KINDS[given.q.dtype]),
+            *(how.framed, self.map or 0, *KINDS[given.q.dtype]),
             *(how.text[name] for name in ("ADDED", "LEAST", "FLOOR")),
             least_in_frames(self.kind),
         )
@@ -170,8 +170,10 @@ class _Launches:
             queries, logs = how.features(request.q.to(self.kind).flatten(1, 2), request.tables)
         # what the gradients of features are taken through
         self.made = request, (queries, keys)
-        frames, times = frames_of(self.given, log, None, self.length), None
-        logs = None if logs is None else logs.detach()
+        frames, times = (
+            frames_of(how, self.given, log, no_frame(how, self.given), self.length),
+            None,
+        )
         if frames is not None:
             of_keys, of_rows, start, _ = frames
             if not self.causal:
@@ -180,10 +182,9 @@ class _Launches:
             times = of_keys, of_rows
             if not request.gate:
                 above = (start[..., None] + of_rows[..., self.first :]).to(self.kind)
-                above = above.repeat(1, 1, self.repeat).flatten(1)
-                logs = above if logs is None else logs + above
+                logs = logs + above.repeat(1, 1, self.repeat).flatten(1)
         shape = self.batch, self.repeat, self.length - self.first
-        self.logs = None if logs is None else logs.reshape(shape)
+        self.logs = logs.reshape(shape)
         kept = torch.bfloat16 if request.q.dtype == torch.bfloat16 else self.kind
         f = in_rows(queries.detach().reshape(*shape, -1).to(kept))
         return f, in_rows(keys.detach()[:, None].to(kept)), times
@@ -207,11 +208,10 @@ class _Launches:
         attention.launch(kernels.carry, lines * blocks, rest, *PROGRAM)
         return states
 
-    def outputs(self, out: Tensor, totals: Tensor) -> Tensor | None:
+    def outputs(self, out: Tensor, totals: Tensor) -> Tensor:
         """Fills the outputs [N, R, n_q, e], and the sums of weights [N, R, n_q], whose frames it
-        returns, if there are any."""
-        logs = rows_of(totals if self.logs is None else self.logs)
-        into = rows_of(out), rows_of(totals), logs
+        returns."""
+        into = rows_of(out), rows_of(totals), rows_of(self.logs)
         with running_on(self.f.device):
             states = self._states(self.tensors[1], self.tensors[2], False)
             arguments = *self.tensors, *into, self.frames, states, self.plan
@@ -253,7 +253,7 @@ class _Launches:
             of_sums = 1 / divisor.detach()
             (slope,) = torch.autograd.grad(divisor, total, torch.ones_like(divisor))
             of_weights = of_totals - delta * of_sums * slope
-        elif self.logs is not None:
+        else:
             of_sums = torch.exp(self.logs)
         return rows_of(grad), rows_of(of_sums), rows_of(of_weights)
 
