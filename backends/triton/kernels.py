@@ -40,9 +40,9 @@ def task_of(lists, groups, side):
 
 
 @triton.jit
-def queries_of(side, look, group, tile, part):
+def queries_of(side, look, sample, group, tile, part):
     """A block of queries."""
-    at, rows, inside = rows_of(side, tile, part)
+    at, rows, inside = rows_of(side, sample, tile, part)
     which = tl.arange(0, side.count) // side.block
     return at, rows, inside & (which < look.group), group * look.group + which
 
@@ -56,7 +56,7 @@ def in_slot(slot, group, count: tl.constexpr):
 
 @triton.jit
 def in_place(block, slot):
-    """A block whose rows there are where they have no slot."""
+    """A block without rows unless the slot is less than 0, none."""
     return block[0], block[1], block[2] & (slot < 0), block[3]
 
 
@@ -117,7 +117,7 @@ def ended(state):
 def attend(q, k, v, into, slots, sides, lists, look):
     """Merges into outputs and their log-sum-exps what the lists of query tiles give."""
     sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
-    queries = queries_of(sides[0], look, group, tile, part)
+    queries = queries_of(sides[0], look, sample, group, tile, part)
     rows, own = taken(q, sample, queries), in_place(queries, slot)
     state = begun(into, sample, own, look)
     ids, parts = (sample, group // look.ratio), sides[1].parts
@@ -138,7 +138,8 @@ def merge(into, slots, side, spans, look):
     """Merges into outputs and their log-sum-exps what the slots of long lists hold, one after the
     other; `spans` are as `Lists`, with slots in place of entries."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
-    queries = queries_of(side, look, group, tile, part)
+    queries = queries_of(side, look, sample, group, tile, part)
+    queries = in_place(queries, span[0] - span[2])
     top, total, values = begun(into, sample, queries, look)
     for slot in range(span[0], span[2]):
         one = begun(slots, sample, in_slot(slot * side.parts + part, group, side.count), look)
@@ -156,7 +157,7 @@ def merge(into, slots, side, spans, look):
 def add_up(into, slots, side, spans, look):
     """Adds what the slots of long lists hold, one after the other, to the rows of their tiles."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
-    block = queries_of(side, look, group, tile, part)
+    block = in_place(queries_of(side, look, sample, group, tile, part), span[0] - span[2])
     sums = taken(into, sample, block).to(look.kind)
     for slot in range(span[0], span[2]):
         sums += taken(slots, sample, in_slot(slot * side.parts + part, group, side.count))
@@ -214,7 +215,7 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
     """Adds to `into` the gradients of queries, by the lists of query tiles, and writes those of the
     table of a bias, each program its share [programs, buckets]."""
     sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
-    queries = queries_of(sides[0], look, group, tile, part)
+    queries = queries_of(sides[0], look, sample, group, tile, part)
     rows, above = taken(q, sample, queries), above_of(tensors, sample, queries)
     numbers = tl.arange(0, look.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
@@ -234,7 +235,7 @@ def keys_back(state, q, k, v, tensors, task, entry, keys, sides, look, masked: t
     """The gradients of keys and values after one more block of queries."""
     of_k, of_v = state
     sample, group = task
-    queries = queries_of(sides[0], look, group, entry[0], entry[1])
+    queries = queries_of(sides[0], look, sample, group, entry[0], entry[1])
     rows, above = taken(q, sample, queries), above_of(tensors, sample, queries)
     weights, of_scores, _ = weighed(
         rows, k, v, above, queries, keys, look, sample, entry[2], masked
