@@ -169,7 +169,6 @@ class FlexStep:
         runs = None if self.tiles.looks else runs_of(layout)
         # no views, of which torch compiles anew for other tensors behind them
         self.runs = () if runs is None else tuple(torch.tensor(x, device=device) for x in runs)
-        self.whole = None if self.reads else self._left(Call(), 1)
         self.last: Remembered[Blocks] = Remembered()
 
     def __call__(
@@ -187,11 +186,11 @@ class FlexStep:
         return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
 
     def blocks(self, call: Call, samples: int) -> Blocks:
-        """What a call leaves of the step, kept while the same inputs and padding come again."""
+        """What a call leaves of the step, of all samples alike where there are no inputs and no
+        padding; kept while the same come again."""
         read = [*(call.data[name] for name in self.reads)]
         read += [] if call.padding is None else [call.padding]
-        if self.whole is not None and not read:
-            return self.whole
+        samples = samples if read else 1
         return self.last.get(read, lambda: self._left(call, samples), samples)
 
     def _left(self, call: Call, samples: int) -> Blocks:

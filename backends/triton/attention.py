@@ -26,10 +26,8 @@ from attnspec.ir.scores import Scores
 from attnspec.lower.work import Work
 
 
-def looks_of(
-    work: Work, heads: tuple[int, ...], device: torch.device
-) -> dict[torch.dtype, dict[str, Any]]:
-    """The fields of `Look` that are about the scores of a work, for sums of each type."""
+def look_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    """The fields of `Look` that are about the scores of a work."""
     forms = forms_of(work.changes) or []
     numbers = [[cast(float, fold(each, {"head": head})) for head in heads] for _, each, _ in forms]
     buckets, given = torch.zeros(1, dtype=torch.int32), None
@@ -41,17 +39,16 @@ def looks_of(
             given = given.expand(len(heads), -1).contiguous()
             buckets = torch.arange(given.shape[1], dtype=torch.int32)
     code = sum(digit * 4**place for place, (digit, *_) in enumerate(forms))
-    looks = {}
-    for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
-        tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
-        table = tables if given is None else given.to(device, kind)
-        looks[kind] = {
-            **{"kind": tl.constexpr(name), "code": tl.constexpr(code)},
-            **{"changes": tl.constexpr(len(forms)), "numbers": tables, "heads": tables.shape[1]},
-            **{"buckets": buckets.to(device), "farthest": len(buckets) // 2},
-            **{"table": table, "stride": table.stride(0)},
-        }
-    return looks
+    # sums of float64 are those of the interpreter alone
+    kind = torch.float64 if device.type == "cpu" else torch.float32
+    tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
+    table = tables if given is None else given.to(device, kind)
+    return {
+        **{"code": tl.constexpr(code), "changes": tl.constexpr(len(forms))},
+        **{"numbers": tables, "heads": tables.shape[1]},
+        **{"buckets": buckets.to(device), "farthest": len(buckets) // 2},
+        **{"table": table, "stride": table.stride(0)},
+    }
 
 
 def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> Tensor:
@@ -127,7 +124,7 @@ class Launches:
 
     def __init__(
         self,
-        looks: Mapping[torch.dtype, Mapping[str, Any]],
+        look: Mapping[str, Any],
         steps: Sequence[Step],
         part: Part,
         tensors: Sequence[Tensor],
@@ -143,7 +140,7 @@ class Launches:
         self.kind = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[1] if by_list else 1
         groups = q.shape[1] // group
-        fields, self.learned = {**dict.fromkeys(Look._fields), **looks[self.kind]}, 1
+        fields, self.learned = {**dict.fromkeys(Look._fields), **look}, 1
         for table in call.tables.values():
             rows = in_rows(table)
             self.learned = block_of(rows.shape[1]) if back and table.requires_grad else 1
@@ -158,6 +155,7 @@ class Launches:
                 "lines": repeat if by_list else keys * repeat,
             }
         fields |= {
+            "kind": tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32),
             **{"groups": groups, "ratio": groups // k.shape[1], "group": group},
             **{"first": part.n_k - n_q, "scale": scale, "learned": tl.constexpr(self.learned)},
             **{"padding": padding, "padded": tl.constexpr(call.padding is not None)},

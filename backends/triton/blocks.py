@@ -141,12 +141,13 @@ def changed(scores, look, heads, apart):
     for number in tl.static_range(look.changes):
         own = look.numbers + number * look.heads + heads
         if look.code // 4**number % 4 == 1:
-            cap = tl.load(own)[:, None]
+            cap = tl.load(own)[:, None].to(scores.dtype)
             bent = tanh(scores / cap)
             fall = 1.0 - bent * bent
             scores, slope, since = cap * bent, slope * fall, since * fall
         elif look.code // 4**number % 4 == 2:
-            scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
+            slant = tl.load(own)[:, None].to(scores.dtype)
+            scores = scores - slant * tl.abs(apart).to(scores.dtype)
         else:
             table = look.table + heads[:, None] * look.stride
             scores = scores + tl.load(table + bucket_of(look, apart)).to(scores.dtype)

@@ -22,7 +22,7 @@ from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
-from attnspec.backends.triton.attention import Launches, looks_of
+from attnspec.backends.triton.attention import Launches, look_of
 from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import Launching, TritonKernel
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step, side_of
@@ -62,7 +62,7 @@ class DecidedKernel(Launching, DecidedTables):
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         super().__init__(work, heads, device, parts)
-        self.looks = looks_of(work, heads, device)
+        self.look = look_of(work, heads, device)
 
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
@@ -81,7 +81,7 @@ class DecidedKernel(Launching, DecidedTables):
             steps = [placed_step(placed) for placed in self.placed(part)]
             # padding is in the masks
             bare = replace(part, call=replace(part.call, padding=None, tables={}))
-            yield Launches(self.looks, steps, bare, tensors, scale, back, by_list=True)
+            yield Launches(self.look, steps, bare, tensors, scale, back, by_list=True)
 
 
 # --- the steps of lists --------------------------------------------------------------------------

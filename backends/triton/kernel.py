@@ -19,7 +19,7 @@ from attnspec.backends.decided.tables import Part
 from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.backends.triton.attention import Launches, fits, looks_of
+from attnspec.backends.triton.attention import Launches, fits, look_of
 from attnspec.backends.triton.tables import Step, step_of
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.limits import LIMITS
@@ -102,7 +102,7 @@ class TritonKernel(Launching, ByTables):
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         super().__init__(work, heads, device)
-        self.looks = looks_of(work, heads, device)
+        self.look = look_of(work, heads, device)
         place = device if work.reads else HOST
         self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
         self.steps = [step_of(tiles, device) for tiles in self.tiles]
@@ -119,7 +119,7 @@ class TritonKernel(Launching, ByTables):
             padding = None if call.padding is None else call.padding[of]
             its = replace(call, padding=padding, line=line)
             part = Part(of, every, every, (batch, keys, repeat, n_q), self.work.n_k, its)
-            launches.append(Launches(self.looks, steps, part, tensors, scale, back))
+            launches.append(Launches(self.look, steps, part, tensors, scale, back))
         return launches
 
     def _laid_out(self, data: Mapping[str, Tensor], batch: int) -> list[Laid]:

@@ -291,7 +291,7 @@ def test_kernels_compile_for_a_gpu(capability: int, tmp_path: Path) -> None:
     found = compiled_for_a_gpu(f"ROOM = {room}" + COMPILED, tmp_path, capability)
     assert {name for name, _ in found} == {
         *("attend", "merge", "of_queries", "of_keys", "add_up"),
-        *("along", "carry", "outputs", "of_values"),
+        *("along", "carry", "outputs", "of_features", "of_values"),
     }
     assert all(int(taken) <= room for _, taken in found)
 

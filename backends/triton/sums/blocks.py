@@ -127,6 +127,14 @@ def frame_at(frames, line, position, plan):
 
 
 @triton.jit
+def frames_of_keys(frames, line, number, plan):
+    """The frames of the keys of a chunk, -inf behind the last."""
+    rows = number * plan.chunk + tl.arange(0, plan.chunk)
+    at = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
+    return tl.load(at, mask=rows < plan.keys, other=float("-inf"))
+
+
+@triton.jit
 def fading(frames, line, since, until, plan):
     """What is left at a row of what had the frame of another before it; 1 without frames."""
     if plan.framed:
@@ -149,11 +157,9 @@ def entering(x, frames, line, number, plan):
 def staying(x, frames, line, number, plan):
     """Rows of keys of a chunk brought to the frame of the state after it."""
     if plan.framed:
-        rows = number * plan.chunk + tl.arange(0, plan.chunk)
-        at = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
-        keys = tl.load(at, mask=rows < plan.keys, other=float("-inf"))
         last = frame_at(frames, line, (number + 1) * plan.chunk - 1, plan)
-        x = x * tl.exp((keys - last).to(plan.sums))[:, None]
+        left = frames_of_keys(frames, line, number, plan) - last
+        x = x * tl.exp(left.to(plan.sums))[:, None]
     return x
 
 
@@ -162,10 +168,8 @@ def weighed(pairs, frames, line, number, plan):
     """Products of the pairs of a chunk with what frames leave of them, 0 where a key is later."""
     at = tl.arange(0, plan.chunk)
     if plan.framed:
-        rows = number * plan.chunk + at
-        keys = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
-        keys = tl.load(keys, mask=rows < plan.keys, other=float("-inf"))
-        apart = keys[None, :] - frame_at(frames, line, rows, plan)[:, None]
+        rows = frame_at(frames, line, number * plan.chunk + at, plan)
+        apart = frames_of_keys(frames, line, number, plan)[None, :] - rows[:, None]
         apart = tl.where(at[None, :] <= at[:, None], apart, float("-inf"))
         return pairs * tl.exp(apart.to(plan.sums))
     else:

@@ -160,7 +160,7 @@ def divisor_of(total, log, plan):
 def outputs(f, g, v, out, totals, logs, frames, states, plan):
     """Writes the outputs of the queries of a chunk, and the sums of their weights."""
     heads = plan.heads * plan.ratio
-    chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
+    chunks = tl.cdiv(plan.first + plan.queries, plan.chunk)
     sample, head, number, block = task_of(plan.talls, heads, chunks)
     key_head = head // plan.ratio
     line = sample * plan.heads + key_head
@@ -216,65 +216,53 @@ def pairs_back(above, v, sample, queries, keys, plan):
 
 
 @triton.jit
-def of_queries(f, g, v, above, into, frames, states, plan):
-    """Writes the gradients of queries, or of their features."""
-    heads = plan.heads * plan.ratio
-    chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
-    sample, head, number, block = task_of(plan.wides, heads, chunks)
-    key_head = head // plan.ratio
+def of_features(f, g, v, above, into, frames, states, plan, back: tl.constexpr):
+    """Writes the gradients of queries, in the other direction those of keys, or of the features of
+    either."""
+    ratio, rows = (1, plan.keys) if back else (plan.ratio, plan.first + plan.queries)
+    sample, head, number, block = task_of(plan.wides, plan.heads * ratio, tl.cdiv(rows, plan.chunk))
+    key_head = head // ratio
     line = sample * plan.heads + key_head
     wide = block * plan.wide + tl.arange(0, plan.wide)
     queries = queries_of(number, head, plan)
+    keys = keys_of(frames, sample, number, key_head, plan)
     gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
-        mine = above_of(above, sample, queries, tall, plan)
-        before = state_of(states, frames, line, number, wide, tall, plan, False)
-        gradient += product_of_sums(mine, tl.trans(before), plan)
+        if back:
+            mine = part_of(v, sample, keys, tall, plan)
+        else:
+            mine = above_of(above, sample, queries, tall, plan)
+        state = state_of(states, frames, line, number, wide, tall, plan, back)
+        gradient += product_of_sums(mine, tl.trans(state), plan)
     if plan.divides:
-        sums = totals_of(states, frames, line, number, wide, plan, False)
-        gradient += taken(above[2], sample, queries)[:, None] * sums[None, :]
-    if plan.causal:
-        keys = keys_of(frames, sample, number, key_head, plan)
+        sums = totals_of(states, frames, line, number, wide, plan, back)[None, :]
+        gradient += sums if back else taken(above[2], sample, queries)[:, None] * sums
+    if back:
+        gradient = staying(gradient, frames, line, number, plan)
+    else:
         gradient = entering(gradient, frames, line, number, plan)
-        pairs = pairs_back(above, v, sample, queries, keys, plan)
-        pairs = weighed(pairs, frames, line, number, plan)
-        theirs = features_of(g, sample, keys, wide, plan)
-        gradient += product(pairs, theirs, plan)
-    put_gradient(into, f, gradient, sample, queries, queries[2], wide, plan)
-
-
-@triton.jit
-def of_keys(f, g, v, above, into, frames, states, plan):
-    """Writes the gradients of keys, or of their features."""
-    chunks = (plan.keys + plan.chunk - 1) // plan.chunk
-    sample, head, number, block = task_of(plan.wides, plan.heads, chunks)
-    line = sample * plan.heads + head
-    wide = block * plan.wide + tl.arange(0, plan.wide)
-    keys = keys_of(frames, sample, number, head, plan)
-    gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
-    for low in range(0, plan.size, plan.tall):
-        tall = low + tl.arange(0, plan.tall)
-        values = part_of(v, sample, keys, tall, plan)
-        behind = state_of(states, frames, line, number, wide, tall, plan, True)
-        gradient += product_of_sums(values, tl.trans(behind), plan)
-    if plan.divides:
-        gradient += totals_of(states, frames, line, number, wide, plan, True)[None, :]
-    gradient = staying(gradient, frames, line, number, plan)
     if plan.causal:
-        for other in range(head * plan.ratio, (head + 1) * plan.ratio):
-            queries = queries_of(number, other, plan)
-            pairs = pairs_back(above, v, sample, queries, keys, plan)
+        first = head * plan.ratio if back else head
+        for other in range(first, first + (plan.ratio if back else 1)):
+            others = queries_of(number, other, plan)
+            pairs = pairs_back(above, v, sample, others, keys, plan)
             pairs = weighed(pairs, frames, line, number, plan)
-            mine = features_of(f, sample, queries, wide, plan)
-            gradient += product(tl.trans(pairs), mine, plan)
-    put_gradient(into, g, gradient, sample, keys, keys[1] < plan.keys, wide, plan)
+            if back:
+                theirs = features_of(f, sample, others, wide, plan)
+                gradient += product(tl.trans(pairs), theirs, plan)
+            else:
+                gradient += product(pairs, features_of(g, sample, keys, wide, plan), plan)
+    if back:
+        put_gradient(into, g, gradient, sample, keys, keys[1] < plan.keys, wide, plan)
+    else:
+        put_gradient(into, f, gradient, sample, queries, queries[2], wide, plan)
 
 
 @triton.jit
 def of_values(f, g, above, into, frames, states, plan):
     """Writes the gradients of values."""
-    chunks = (plan.keys + plan.chunk - 1) // plan.chunk
+    chunks = tl.cdiv(plan.keys, plan.chunk)
     sample, head, number, block = task_of(plan.talls, plan.heads, chunks)
     line = sample * plan.heads + head
     tall = block * plan.tall + tl.arange(0, plan.tall)

@@ -228,13 +228,13 @@ class _Launches:
         of_g = into.k[:, None] if direct else torch.empty_like(self.g, dtype=kind)
         with running_on(self.f.device):
             before, behind = self._states(g, v, False), self._states(f, above, True)
-            for kernel, rows, target, states, queries, blocks in (
-                (kernels.of_queries, (f, g, v), of_f, before, True, plan.wides),
-                (kernels.of_keys, (f, g, v), of_g, behind, False, plan.wides),
-                (kernels.of_values, (f, g), into.v[:, None], behind, False, plan.talls),
-            ):
-                arguments = *rows, above, rows_of(target), self.frames, states, plan
-                attention.launch(kernel, self._programs(queries, blocks), arguments, *PROGRAM)
+            for back, target, states in ((False, of_f, before), (True, of_g, behind)):
+                arguments = f, g, v, above, rows_of(target), self.frames, states, plan
+                count, arguments = self._programs(not back, plan.wides), (*arguments, back)
+                attention.launch(kernels.of_features, count, arguments, *PROGRAM)
+            arguments = f, g, above, rows_of(into.v[:, None]), self.frames, behind, plan
+            count = self._programs(False, plan.talls)
+            attention.launch(kernels.of_values, count, arguments, *PROGRAM)
         if not direct:
             self._through(into, of_f, of_g)
 
