@@ -34,11 +34,6 @@ LOOKED = 1 << 24
 EMPTY, WHOLE = 0, 1
 """The numbers of the masks without a pair and with every pair of a tile."""
 
-Data = Mapping[str, Tensor]
-
-Static = tuple[Tensor, Tensor]
-"""The number of the mask of each tile, int64 [tiles], and masks as bits int32."""
-
 
 class Masks(NamedTuple):
     """What holds in the tiles of a step: the number of the mask of each, whether it has some pair,
@@ -84,13 +79,13 @@ class StepTiles:
         if self.looks:
             self._examine(work.relation)
 
-    def __call__(self, data: Data, batch: int) -> Masks:
+    def __call__(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         """The masks of a call of so many samples whose inputs are [B, n], or lengths [B, 1, 1]."""
         if self.looks:
             return self._examined(data, batch)
         return self._labelled(data, batch) if self.labels else self.static
 
-    def _labelled(self, data: Data, batch: int) -> Masks:
+    def _labelled(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         """The tiles in which a pair may have all labels in common."""
         labels = torch.stack([data[x].long().expand(batch, -1) for x in self.labels], 1)
         limits, ends = torch.iinfo(labels.dtype), []
@@ -119,7 +114,7 @@ class StepTiles:
         self.parts.append((self.static.numbers[0], self.static.bits))
         self.condition = Intersection((Part(len(reading.parts)), reading.condition))
 
-    def _examined(self, data: Data, batch: int) -> Masks:
+    def _examined(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         # beside tiles, rows and columns a number of each sample has an axis more
         inputs = {name: x[..., None] if x.dim() == 3 else x for name, x in data.items()}
         (height, width), (tall, wide), count = self.sizes, self.shape, len(self.entries[0])
@@ -136,7 +131,7 @@ class StepTiles:
             full[:, part] = (mask | ~real).all(-1).all(-1) & self.fills
         return Masks(numbers, some, full, bits.flatten())
 
-    def _held(self, part: slice, data: Data, batch: int) -> tuple[Tensor, Tensor]:
+    def _held(self, part: slice, data: Mapping[str, Tensor], batch: int) -> tuple[Tensor, Tensor]:
         """The pairs of some tiles, bool [B, tiles, height, width], and which of the rows there
         are."""
         q = self.places[0][self.entries[0][part]][:, :, None]
@@ -149,8 +144,9 @@ class StepTiles:
 
     # --- what is static ------------------------------------------------------------------------
 
-    def _static(self, layout: StepLayout, kinds: np.ndarray) -> Static:
-        """The masks of tiles of these kinds in a layout."""
+    def _static(self, layout: StepLayout, kinds: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The number of the mask of each tile of these kinds in a layout, int64 [tiles], and masks
+        as bits int32."""
         masks = np.zeros((2 + len(layout.masks), *self.shape), bool)
         masks[WHOLE, : self.sizes[0], : self.sizes[1]] = True
         masks[2:, : self.sizes[0], : self.sizes[1]] = layout.masks
@@ -158,7 +154,7 @@ class StepTiles:
         words = np.packbits(np.pad(masks, padding), axis=2, bitorder="little").view("<i4")
         return self._brought(kinds - EMPTY_TILE), self._brought(words.ravel(), np.int32)
 
-    def _unpacked(self, static: Static, part: slice) -> Tensor:
+    def _unpacked(self, static: tuple[Tensor, Tensor], part: slice) -> Tensor:
         """Static pairs in some tiles, bool [tiles, height, width]."""
         numbers, bits = static
         words = bits.view(-1, self.shape[0], -(-self.shape[1] // 32))[numbers[part]]
@@ -192,7 +188,6 @@ def kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:
 def packed(held: Tensor) -> Tensor:
     """bool [..., keys] as int32 [..., words], the first key lowest."""
     held = functional.pad(held, (0, -held.shape[-1] % 32))
-    places = torch.arange(32, device=held.device)
-    words = (torch.unflatten(held, -1, (-1, 32)).long() << places).sum(-1)
-    # as the bits of a number that has a sign
-    return torch.where(words >> 31 > 0, words - (1 << 32), words).to(torch.int32)
+    places = torch.arange(32, dtype=torch.int32, device=held.device)
+    bits = torch.unflatten(held, -1, (-1, 32)).int() << places
+    return bits.sum(-1, dtype=torch.int32)

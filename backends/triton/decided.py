@@ -16,18 +16,17 @@ from torch.nn import functional
 
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.choice import TILE
-from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
-from attnspec.backends.triton.attention import Launches, look_of
+from attnspec.backends.triton.attention import Launches
 from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import Launching, TritonKernel
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step, side_of
 from attnspec.backends.triton.tuning import LEAST
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 
 def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
@@ -57,12 +56,6 @@ class DecidedKernel(Launching, DecidedTables):
     """
 
     of_rest = TritonKernel
-
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
-    ) -> None:
-        super().__init__(work, heads, device, parts)
-        self.look = look_of(work, heads, device)
 
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]

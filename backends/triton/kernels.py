@@ -61,11 +61,17 @@ def in_place(block, slot):
 
 
 @triton.jit
+def put_either(into, slots, sample, block, slot, group, rows):
+    """Write the rows of a block, or write them to their slot."""
+    put(into, sample, in_place(block, slot), rows)
+    put(slots, sample, in_slot(slot, group, rows.shape[0]), rows)
+
+
+@triton.jit
 def added(into, slots, sample, block, slot, group, rows):
     """Add to the rows of a block, or write them to their slot."""
-    own = in_place(block, slot)
-    put(into, sample, own, taken(into, sample, own).to(rows.dtype) + rows)
-    put(slots, sample, in_slot(slot, group, rows.shape[0]), rows)
+    rows += taken(into, sample, in_place(block, slot)).to(rows.dtype)
+    put_either(into, slots, sample, block, slot, group, rows)
 
 
 # --- outputs --------------------------------------------------------------------------------------
@@ -118,19 +124,15 @@ def attend(q, k, v, into, slots, sides, lists, look):
     """Merges into outputs and their log-sum-exps what the lists of query tiles give."""
     sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
     queries = queries_of(sides[0], look, sample, group, tile, part)
-    rows, own = taken(q, sample, queries), in_place(queries, slot)
-    state = begun(into, sample, own, look)
+    rows, state = taken(q, sample, queries), begun(into, sample, in_place(queries, slot), look)
     ids, parts = (sample, group // look.ratio), sides[1].parts
     for masked in tl.static_range(2):
         for place in range(span[masked] * parts, span[masked + 1] * parts):
             entry = entry_of(lists, place, parts, masked)
             state = seen(state, rows, k, v, queries, entry, ids, sides, look, masked)
     out, sums = ended(state)
-    put(into[0], sample, own, out)
-    put(into[1], sample, own, sums)
-    own = in_slot(slot, group, sides[0].count)
-    put(slots[0], sample, own, out)
-    put(slots[1], sample, own, sums)
+    put_either(into[0], slots[0], sample, queries, slot, group, out)
+    put_either(into[1], slots[1], sample, queries, slot, group, sums)
 
 
 @triton.jit

@@ -89,8 +89,14 @@ def _launched(how: Summing, given: Given) -> Worth:
         return how.worth(sums, log), sums[..., -1], log
 
     def outputs(*tensors: Tensor) -> tuple[Any, ...]:
-        outs = _outputs(how, put(tensors))
-        return outs, outs[:2], None
+        given = put(tensors)
+        # gradients of queries may be small beside what is rounded in an output
+        out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
+        totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
+        each = parts(how, given, out, totals, block=ROOM)
+        logs = [_Launches(how, part).outputs(*into) for part, *into in each]
+        log = None if logs[0] is None else joined(logs, 0)
+        return (out, totals, log), (out, totals), None
 
     def gradients(tensors: Any, saved: Any, _: Any, grads: Any) -> Sequence[Any]:
         above = (
@@ -104,18 +110,6 @@ def _launched(how: Summing, given: Given) -> Worth:
 
     out, total, log = Derived.apply(run, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
     return out, total, None if log is None else log.detach()
-
-
-def _outputs(how: Summing, given: Given) -> Worth:
-    # gradients of queries may be small beside what is rounded in an output
-    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
-    totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
-    every = [
-        _Launches(how, part).outputs(*into)
-        for part, *into in parts(how, given, out, totals, block=ROOM)
-    ]
-    logs = [x for x in every if x is not None]
-    return out, totals, joined(logs, 0) if logs else None
 
 
 class _Launches:
@@ -155,7 +149,7 @@ class _Launches:
             least_in_frames(self.kind),
         )
         self.plan = Plan(
-            *(1, self.repeat, rows, self.length, self.first if self.causal else 0),
+            *(self.repeat, rows, self.length, self.first if self.causal else 0),
             *(triton.cdiv(features, wide), triton.cdiv(values, tall)),
             *map(tl.constexpr, constants),
         )
@@ -229,12 +223,12 @@ class _Launches:
         with running_on(self.f.device):
             before, behind = self._states(g, v, False), self._states(f, above, True)
             for back, target, states in ((False, of_f, before), (True, of_g, behind)):
-                arguments = f, g, v, above, rows_of(target), self.frames, states, plan
-                count, arguments = self._programs(not back, plan.wides), (*arguments, back)
-                attention.launch(kernels.of_features, count, arguments, *PROGRAM)
-            arguments = f, g, above, rows_of(into.v[:, None]), self.frames, behind, plan
+                count = self._programs(not back, plan.wides)
+                rows = f, g, v, above, rows_of(target), self.frames, states, plan, back
+                attention.launch(kernels.of_features, count, rows, *PROGRAM)
             count = self._programs(False, plan.talls)
-            attention.launch(kernels.of_values, count, arguments, *PROGRAM)
+            rest = f, g, above, rows_of(into.v[:, None]), self.frames, behind, plan
+            attention.launch(kernels.of_values, count, rest, *PROGRAM)
         if not direct:
             self._through(into, of_f, of_g)
 
