@@ -1,10 +1,9 @@
 """Softmax attention over lists of tiles: the output, the gradient of queries, those of keys.
 
 A program takes a block of rows of one tile, of one head or one group of heads, and goes through the
-blocks of the other side that its list names, whole ones first. What it finds it puts into its own
-place, after what was there: outputs are merged by their log-sum-exps, gradients are added. A long
-list is several programs, whose results go to slots, and from there to their place in their order.
-No two programs write to one place, so that every run gives the same bits.
+blocks of the other side that its list names, whole ones first. Its outputs are merged into those of
+its place by their log-sum-exps, its gradients added. A long list is several programs, whose results
+go to slots, and from there to their place in order, so that every run gives the same bits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A step on the device where it runs: both sides, masks as bits, and lists in both directions.
+"""A step on the device where it runs: its tiles, by query tile, key tile and mask, known before any
+call or those that a call leaves, and lists of them in both directions.
 
-A step is its tiles: which query tile and which key tile, and the number of a mask or none. They are
-known before any call, or a call leaves some of them: by labels, by what other inputs say, or by
-data-dependent choices. Lists are made of them on the device where they are, and nothing is asked of
-it: what they take is bounded before.
+Lists are made on the device where the tiles are, and nothing is asked of it: what they take is
+bounded before.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ SHORTEST = 16
 """Entries that a list may have in any case before it is cut."""
 
 Programs = tuple[Lists, Lists, int]
-"""What kernels do for the tiles of one side: the programs, the longest first, the spans of slots of
-the tiles whose lists may be several programs, and how many slots there are."""
+"""The programs of one side, the longest first, the spans of slots of its tiles, and how many slots
+there are."""
 
 
 class Cut(NamedTuple):
