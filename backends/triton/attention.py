@@ -140,7 +140,7 @@ class Launches:
         self.kind = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[1] if by_list else 1
         groups = q.shape[1] // group
-        fields, self.learned = dict(look), 1
+        fields, self.learned = {**dict.fromkeys(Look._fields), **look}, 1
         for table in call.tables.values():
             rows = in_rows(table)
             self.learned = block_of(rows.shape[1]) if back and table.requires_grad else 1

@@ -40,7 +40,6 @@ Look = namedtuple(
     "Look",
     "kind code changes numbers heads buckets farthest table stride learned groups ratio group words"
     " height width first padding padded labels alike whole scale seed least factor line lines",
-    defaults=(None,) * 28,
 )
 """What kernels are told of a call, beside its tensors and tiles.
 

@@ -94,8 +94,9 @@ def _launched(how: Summing, given: Given) -> Worth:
         out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
         totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
         each = parts(how, given, out, totals, block=ROOM)
-        logs = [_Launches(how, part).outputs(*into) for part, *into in each]
-        log = None if logs[0] is None else joined(logs, 0)
+        every = [_Launches(how, part).outputs(*into) for part, *into in each]
+        logs = [x for x in every if x is not None]
+        log = joined(logs, 0) if logs else None
         return (out, totals, log), (out, totals), None
 
     def gradients(tensors: Any, saved: Any, _: Any, grads: Any) -> Sequence[Any]:
