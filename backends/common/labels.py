@@ -48,31 +48,23 @@ def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
     return names, joined(Intersection, others, ALL)
 
 
-def possible(relation: Relation, unknown: Callable[[Relation], bool] = reads_data) -> Relation:
+def possible(
+    relation: Relation, unknown: Callable[[Relation], bool] = reads_data, most: bool = True
+) -> Relation:
     """The pairs outside of which a relation has none, whatever its `unknown` parts have: static
-    ones, where these are those that read inputs."""
-    return _bound(relation, True, unknown)
-
-
-def certain(relation: Relation) -> Relation:
-    """The static pairs that are held whatever the inputs are."""
-    return _bound(relation, False, reads_data)
-
-
-def _bound(relation: Relation, most: bool, unknown: Callable[[Relation], bool]) -> Relation:
-    """The most pairs that a relation may hold, or the fewest."""
+    ones, where these are those that read inputs; not `most`, those that it has in any case."""
     if not unknown(relation):
         return relation
     match relation:
         case Union(terms) | Intersection(terms):
             decides, idle = (ALL, NONE) if isinstance(relation, Union) else (NONE, ALL)
-            some = [bound for x in terms if (bound := _bound(x, most, unknown)) != idle]
+            some = [bound for x in terms if (bound := possible(x, unknown, most)) != idle]
             return decides if decides in some else joined(type(relation), some, idle)
         case Complement(term):
-            bound = _bound(term, not most, unknown)
+            bound = possible(term, unknown, not most)
             return {ALL: NONE, NONE: ALL}.get(bound) or Complement(bound)
         case Transpose(term) | Shift(term) | Across(term):
-            return replace(relation, term=_bound(term, most, unknown))
+            return replace(relation, term=possible(term, unknown, most))
         case _:
             return ALL if most else NONE
 

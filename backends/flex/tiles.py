@@ -2,7 +2,7 @@
 asked of the device.
 
 Tiles are those of the pairs that some inputs have, known before any call. A call evaluates the
-graph in each of them but for those that every input fills, a bit for each pair and sample. Labels
+graph in each of them, a bit for each pair and sample. Labels
 that a pair must have in common take no bits: kernels compare them, and tiles without a label in
 common are left out by the least and the greatest label of each.
 """
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnspec.backends.common.labels import Part, certain, labels_of, reading_of
+from attnspec.backends.common.labels import Part, labels_of, reading_of
 from attnspec.backends.common.masks import with_data
 from attnspec.graphs.operators import Intersection
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
-from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
+from attnspec.layout.tables import EMPTY_TILE
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Work
 
@@ -33,11 +33,6 @@ LOOKED = 1 << 24
 
 EMPTY, WHOLE = 0, 1
 """The numbers of the masks without a pair and with every pair of a tile."""
-
-Data = Mapping[str, Tensor]
-
-Static = tuple[Tensor, Tensor]
-"""The number of the mask of each tile, int64 [tiles], and masks as bits int32."""
 
 
 class Masks(NamedTuple):
@@ -68,7 +63,8 @@ class StepTiles:
     ) -> None:
         self.band, self.n, self.device = band, band.n_k, device
         self.layout = layout = band.layout
-        self.shape = shape or (layout.q.size, layout.k.size)
+        self.sizes = layout.q.size, layout.k.size
+        self.shape = shape or self.sizes
         rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
         self.entries = [self._brought(x) for x in (rows, layout.keys)]
         self.places = [self._brought(rows_of(x)) for x in (layout.q, layout.k)]
@@ -83,13 +79,13 @@ class StepTiles:
         if self.looks:
             self._examine(work.relation)
 
-    def __call__(self, data: Data, batch: int) -> Masks:
+    def __call__(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         """The masks of a call of so many samples whose inputs are [B, n], or lengths [B, 1, 1]."""
         if self.looks:
             return self._examined(data, batch)
         return self._labelled(data, batch) if self.labels else self.static
 
-    def _labelled(self, data: Data, batch: int) -> Masks:
+    def _labelled(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         """The tiles in which a pair may have all labels in common."""
         labels = torch.stack([data[x].long().expand(batch, -1) for x in self.labels], 1)
         limits, ends = torch.iinfo(labels.dtype), []
@@ -105,58 +101,41 @@ class StepTiles:
     # --- inputs that a graph asks for something else -------------------------------------------
 
     def _examine(self, relation: Relation) -> None:
-        """Makes out which tiles are examined, and what is static in them."""
-        layout = self.layout
-        full = layout.kinds == FULL_TILE
-        full &= kinds_in(self._within(certain(relation)), layout) == FULL_TILE
-        looked = np.flatnonzero(~full)
-        numbers = np.zeros(len(full), np.int64)
-        numbers[looked] = np.arange(len(looked)) + 1
-        self.numbers, at = self._brought(numbers), self._brought(looked)
-        self.looked = [x[at] for x in self.entries]
+        """Makes out what is static in the tiles."""
         reading = reading_of(relation)
         if reading.condition is None:
             raise ValueError("it reads no inputs")
-        self.parts = [
-            self._static(mine, kinds_in(mine, layout)[looked])
-            for mine in map(self._within, reading.parts)
-        ]
+        layouts = (
+            replace(self.band, relation=Intersection((self.band.relation, part))).layout
+            for part in reading.parts
+        )
+        self.parts = [self._static(mine, kinds_in(mine, self.layout)) for mine in layouts]
         # the step is one part more
-        self.parts.append((self.static.numbers[0, at], self.static.bits))
+        self.parts.append((self.static.numbers[0], self.static.bits))
         self.condition = Intersection((Part(len(reading.parts)), reading.condition))
 
-    def _examined(self, data: Data, batch: int) -> Masks:
+    def _examined(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         # beside tiles, rows and columns a number of each sample has an axis more
         inputs = {name: x[..., None] if x.dim() == 3 else x for name, x in data.items()}
-        (height, width), count = (x.shape[1] for x in self.places), len(self.looked[0])
-        whole = self._packed(torch.ones(1, height, width, dtype=torch.bool, device=self.device))
-        masks = whole.repeat(1 + batch * (count + 1), 1, 1)
-        masks[0] = 0
-        bits = torch.unflatten(masks[1:], 0, (batch, count + 1))
-        full = torch.full((batch, count + 1), self.fills, device=self.device)
-        some = torch.ones_like(full)
+        (height, width), (tall, wide), count = self.sizes, self.shape, len(self.entries[0])
+        numbers = 1 + torch.arange(batch * count, device=self.device).view(batch, count)
+        some, full = (torch.zeros_like(numbers, dtype=torch.bool) for _ in range(2))
+        bits = numbers.new_zeros(1 + batch * count, tall, -(-wide // 32), dtype=torch.int32)
         step = max(1, LOOKED // (batch * height * width))
         for low in range(0, count, step):
-            part = slice(low, min(low + step, count))
-            into = slice(low + 1, part.stop + 1)
+            part = slice(low, low + step)
             mask, real = self._held(part, inputs, batch)
-            bits[:, into] = self._packed(mask)
-            some[:, into] = mask.any(-1).any(-1)
-            full[:, into] &= (mask | ~real).all(-1).all(-1)
-        first = torch.arange(batch, device=self.device)[:, None] * (count + 1) + 1
-        named = self.numbers
-        return Masks(first + named, some[:, named], full[:, named], masks.flatten())
+            room = functional.pad(mask, (0, wide - width, 0, tall - height))
+            bits[numbers[:, part]] = packed(room)
+            some[:, part] = mask.any(-1).any(-1)
+            full[:, part] = (mask | ~real).all(-1).all(-1) & self.fills
+        return Masks(numbers, some, full, bits.flatten())
 
-    def _packed(self, held: Tensor) -> Tensor:
-        """bool [..., height, width] as int32 [..., height, words] with room for the shape."""
-        lower, more = (x - y for x, y in zip(self.shape, held.shape[-2:], strict=True))
-        return packed(functional.pad(held, (0, more, 0, lower)))
-
-    def _held(self, part: slice, data: Data, batch: int) -> tuple[Tensor, Tensor]:
+    def _held(self, part: slice, data: Mapping[str, Tensor], batch: int) -> tuple[Tensor, Tensor]:
         """The pairs of some tiles, bool [B, tiles, height, width], and which of the rows there
         are."""
-        q = self.places[0][self.looked[0][part]][:, :, None]
-        k = self.places[1][self.looked[1][part]][:, None, :]
+        q = self.places[0][self.entries[0][part]][:, :, None]
+        k = self.places[1][self.entries[1][part]][:, None, :]
         real = (q >= 0) & (k >= 0)
         parts = {Part(x): self._unpacked(static, part) for x, static in enumerate(self.parts)}
         held = with_data(self.condition, {**data, **parts})
@@ -165,26 +144,23 @@ class StepTiles:
 
     # --- what is static ------------------------------------------------------------------------
 
-    def _within(self, part: Relation) -> StepLayout:
-        """The tiles of a part, as far as it is in the step."""
-        return replace(self.band, relation=Intersection((self.band.relation, part))).layout
-
-    def _static(self, layout: StepLayout, kinds: np.ndarray) -> Static:
-        """The masks of tiles of these kinds in a layout."""
+    def _static(self, layout: StepLayout, kinds: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The number of the mask of each tile of these kinds in a layout, int64 [tiles], and masks
+        as bits int32."""
         masks = np.zeros((2 + len(layout.masks), *self.shape), bool)
-        masks[WHOLE, : layout.q.size, : layout.k.size] = True
-        masks[2:, : layout.q.size, : layout.k.size] = layout.masks
+        masks[WHOLE, : self.sizes[0], : self.sizes[1]] = True
+        masks[2:, : self.sizes[0], : self.sizes[1]] = layout.masks
         padding = (0, 0), (0, 0), (0, -self.shape[1] % 32)
         words = np.packbits(np.pad(masks, padding), axis=2, bitorder="little").view("<i4")
         return self._brought(kinds - EMPTY_TILE), self._brought(words.ravel(), np.int32)
 
-    def _unpacked(self, static: Static, part: slice) -> Tensor:
-        """Static pairs in some tiles that are examined, bool [tiles, height, width]."""
+    def _unpacked(self, static: tuple[Tensor, Tensor], part: slice) -> Tensor:
+        """Static pairs in some tiles, bool [tiles, height, width]."""
         numbers, bits = static
         words = bits.view(-1, self.shape[0], -(-self.shape[1] // 32))[numbers[part]]
         places = torch.arange(32, dtype=torch.int32, device=words.device)
         mask = ((words[..., None] >> places) & 1).flatten(2) != 0
-        return mask[:, : self.places[0].shape[1], : self.places[1].shape[1]]
+        return mask[:, : self.sizes[0], : self.sizes[1]]
 
     def _brought(self, x: np.ndarray, kind: type[np.generic] = np.int64) -> Tensor:
         """An array on the device."""
@@ -212,7 +188,6 @@ def kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:
 def packed(held: Tensor) -> Tensor:
     """bool [..., keys] as int32 [..., words], the first key lowest."""
     held = functional.pad(held, (0, -held.shape[-1] % 32))
-    places = torch.arange(32, device=held.device)
-    words = (torch.unflatten(held, -1, (-1, 32)).long() << places).sum(-1)
-    # as the bits of a number that has a sign
-    return torch.where(words >> 31 > 0, words - (1 << 32), words).to(torch.int32)
+    places = torch.arange(32, dtype=torch.int32, device=held.device)
+    bits = torch.unflatten(held, -1, (-1, 32)).int() << places
+    return bits.sum(-1, dtype=torch.int32)

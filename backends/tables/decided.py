@@ -105,7 +105,7 @@ class DecidedTables(SoftmaxKernel):
         if self.work.normalize == "softmax":
             return self
         work = replace(self.work, normalize="softmax")
-        return DecidedTables(work, self.heads, self.device, self.parts)
+        return type(self)(work, self.heads, self.device, self.parts)
 
     def _fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         weight = call.data[self.work.decided[0]].weight

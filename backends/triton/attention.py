@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, cast
 
@@ -26,10 +26,8 @@ from attnspec.ir.scores import Scores
 from attnspec.lower.work import Work
 
 
-def looks_of(
-    work: Work, heads: tuple[int, ...], device: torch.device
-) -> dict[torch.dtype, dict[str, Any]]:
-    """The fields of `Look` that are about the scores of a work, for sums of each type."""
+def look_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    """The fields of `Look` that are about the scores of a work."""
     forms = forms_of(work.changes) or []
     numbers = [[cast(float, fold(each, {"head": head})) for head in heads] for _, each, _ in forms]
     buckets, given = torch.zeros(1, dtype=torch.int32), None
@@ -41,17 +39,16 @@ def looks_of(
             given = given.expand(len(heads), -1).contiguous()
             buckets = torch.arange(given.shape[1], dtype=torch.int32)
     code = sum(digit * 4**place for place, (digit, *_) in enumerate(forms))
-    looks = {}
-    for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
-        tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
-        table = tables if given is None else given.to(device, kind)
-        looks[kind] = {
-            **{"kind": tl.constexpr(name), "code": tl.constexpr(code)},
-            **{"changes": tl.constexpr(len(forms)), "numbers": tables, "heads": tables.shape[1]},
-            **{"buckets": buckets.to(device), "farthest": len(buckets) // 2},
-            **{"table": table, "stride": table.stride(0)},
-        }
-    return looks
+    # sums of float64 are those of the interpreter alone
+    kind = torch.float64 if device.type == "cpu" else torch.float32
+    tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
+    table = tables if given is None else given.to(device, kind)
+    return {
+        **{"code": tl.constexpr(code), "changes": tl.constexpr(len(forms))},
+        **{"numbers": tables, "heads": tables.shape[1]},
+        **{"buckets": buckets.to(device), "farthest": len(buckets) // 2},
+        **{"table": table, "stride": table.stride(0)},
+    }
 
 
 def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> Tensor:
@@ -121,29 +118,29 @@ class Launches:
     """Steps through the kernels for a part of a call with q [B, K, R, n_q, d], k [B, K, n_k, d] and
     v [B, K, n_k, e]; `back` says that it is for gradients.
 
-    With `in_line` all samples and key heads are one sequence, list after list, and the query heads
-    of a key head are together in each program.
+    With `by_list` every key head of a sample, with lists of its own, is a sample, whose query heads
+    are together in each program.
     """
 
     def __init__(
         self,
-        looks: Mapping[torch.dtype, Mapping[str, Any]],
+        look: Mapping[str, Any],
         steps: Sequence[Step],
         part: Part,
         tensors: Sequence[Tensor],
         scale: float,
         back: bool,
-        in_line: bool = False,
+        by_list: bool = False,
     ) -> None:
-        self.steps, self.part, self.in_line, call = steps, part, in_line, part.call
+        self.steps, self.part, self.by_list, call = steps, part, by_list, part.call
         _, keys, repeat, n_q = part.shape
         self.q = q = in_rows(self._of_q(tensors[0]))
         k, v = (in_rows(self._of_k(x)) for x in tensors[1:])
         self.tensors, self.batch = [rows_of(x) for x in (q, k, v)], len(q)
         self.kind = torch.promote_types(q.dtype, torch.float32)
-        group = q.shape[1] if in_line else 1
+        group = q.shape[1] if by_list else 1
         groups = q.shape[1] // group
-        fields, self.learned = {**dict.fromkeys(Look._fields), **looks[self.kind]}, 1
+        fields, self.learned = {**dict.fromkeys(Look._fields), **look}, 1
         for table in call.tables.values():
             rows = in_rows(table)
             self.learned = block_of(rows.shape[1]) if back and table.requires_grad else 1
@@ -155,10 +152,10 @@ class Launches:
             p, line = call.dropout_p, call.line + part.repeats.indices(repeat)[0]
             fields |= {
                 **{"seed": call.seed, "least": least_of(p), "factor": factor_of(p), "line": line},
-                "lines": repeat if in_line else keys * repeat,
-                **{"q_rows": n_q, "k_rows": part.n_k},
+                "lines": repeat if by_list else keys * repeat,
             }
         fields |= {
+            "kind": tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32),
             **{"groups": groups, "ratio": groups // k.shape[1], "group": group},
             **{"first": part.n_k - n_q, "scale": scale, "learned": tl.constexpr(self.learned)},
             **{"padding": padding, "padded": tl.constexpr(call.padding is not None)},
@@ -170,7 +167,8 @@ class Launches:
     def attend(self, out: Tensor, lse: Tensor) -> None:
         """Merges what the steps give into outputs [B, K, R, n_q, e] and their log-sum-exps
         [B, K, R, n_q]."""
-        with running_on(self.q.device), self._written(out, lse) as into:
+        into = self._of_q(out), self._of_q(lse)
+        with running_on(self.q.device):
             for step in self.steps:
                 self._run(kernels.attend, step, 0, into)
 
@@ -179,8 +177,8 @@ class Launches:
         the output, its log-sum-exps, and delta [B, K, R, n_q], the sums of that gradient times the
         output less the gradients of the log-sum-exps."""
         upper = tuple(rows_of(self._of_q(x)) for x in above)
-        keys, tables = [self._of_k(x) for x in into[1:3]], into[3:]
-        with running_on(self.q.device), self._written(into[0]) as queries:
+        queries, keys, tables = [self._of_q(into[0])], [self._of_k(x) for x in into[1:3]], into[3:]
+        with running_on(self.q.device):
             for step in self.steps:
                 # the shares of programs in the gradient of a table
                 shares = self.q
@@ -227,24 +225,14 @@ class Launches:
     # --- what kernels are handed ---------------------------------------------------------------
 
     def _of_q(self, x: Tensor) -> Tensor:
-        """What belongs to queries, [B, K, R, n_q, …], as [B, heads, rows, …]."""
-        x = self.part.of_q(x)
-        return x.movedim(2, 0).flatten(1, 3)[None] if self.in_line else x.flatten(1, 2)
+        """What belongs to queries, [B, K, R, n_q, …], as [samples, heads, n_q, …], a view of what
+        is in one piece."""
+        return self.part.of_q(x).flatten(*((0, 1) if self.by_list else (1, 2)))
 
     def _of_k(self, x: Tensor) -> Tensor:
         """What belongs to keys, [B, K, n_k, …], likewise."""
         x = self.part.of_k(x)
-        return x.reshape(1, 1, -1, x.shape[-1]) if self.in_line else x
-
-    @contextmanager
-    def _written(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
-        """What belongs to queries to be written to; copies are brought back."""
-        into = [self._of_q(x).contiguous() for x in tensors]
-        yield into
-        for x, mine in zip(map(self.part.of_q, tensors), into, strict=True):
-            if mine.data_ptr() != x.data_ptr():
-                batch, keys, _, rows = x.shape[:4]
-                x.copy_(torch.unflatten(mine[0], 1, (batch, keys, rows)).movedim(0, 2))
+        return x.flatten(0, 1)[:, None] if self.by_list else x
 
     def _sides(self, step: Step) -> tuple[Side, Side]:
         """Both sides of a step in blocks."""
@@ -280,5 +268,4 @@ def _in_blocks(side: Side, most: int, group: int) -> Side:
     heads = power(group)
     # with the heads of a group a block has as many rows as without
     block = max(min(max(1, most // heads), power(side.size)), LEAST // heads)
-    constants = (tl.constexpr(x) for x in (block, block * heads, side.step == 0))
-    return Side(*side[:5], -(-side.size // block), *constants)
+    return Side(*side[:3], -(-side.size // block), *map(tl.constexpr, (block, block * heads)))

@@ -56,8 +56,10 @@ class TritonBackend:
             return "the package triton is not installed"
         if device == "cpu" and is_installed("numpy", NUMPY) and not is_installed("triton", TRITON):
             return "the interpreter of Triton before 3.7 needs a numpy before 2.4"
+        if work.hybrid and work.waits:
+            return "the graph is known only in a call, and `factored` alone adds a mechanism to it"
         if work.mechanism is not None:
-            return _refuses_mechanism(work, device)
+            return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
         if work.normalize not in MERGED:
             return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
         if work.decided:
@@ -121,13 +123,6 @@ class TritonBackend:
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
         return TritonKernel(work, heads, device)
-
-
-def _refuses_mechanism(work: Work, device: str) -> str | None:
-    """Why a mechanism is not run, or None."""
-    if work.hybrid and work.waits:
-        return "the graph is known only in a call, and `factored` alone adds a mechanism to it"
-    return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
 
 
 def _launches(work: Work) -> bool:

@@ -1,10 +1,9 @@
 """What the kernels share: where the rows of a tile lie, which pairs are held, what scores become.
 
-A side of tiles gives the rows first, first + step, … before its end to each tile, or those that are
-listed, -1 for none. A block is some rows of a tile, whose size need not be that of its blocks; on
-the side of queries it may have them once for each head of a group that shares keys. Kernels have it
-as four: the places in the tile, the rows, which of them there are, and the heads. Fields that are
-said to be constant are part of what is compiled; fields of kernels have no types in Python.
+A block is some rows of a tile, whose size need not be that of its blocks; on the side of queries it
+may have them once for each head of a group that shares keys. Kernels have it as four: the places in
+the tile, the rows, which of them there are, and the heads. Fields that are said to be constant are
+part of what is compiled; fields of kernels have no types in Python.
 """
 
 from __future__ import annotations
@@ -26,14 +25,10 @@ Rows = namedtuple("Rows", "at samples heads rows size block", defaults=(None, No
 """A tensor [B, heads, n, size] or [B, heads, n], its last axis in one piece: where it begins, and
 its strides. Constant: the size, and the power of 2 from it on, None of one number for each row."""
 
-Side = namedtuple(
-    "Side",
-    "firsts ends listed step size parts block count is_listed",
-    defaults=(None, None, None, None),
-)
-"""One side of tiles: first rows and ends int32 [tiles], or `listed` rows int32 [tiles * size];
-`parts` blocks of `block` rows make a tile. Constant: `block`, `count`, which is `block` times the
-heads of a group, and `is_listed`."""
+Side = namedtuple("Side", "rows samples size parts block count", defaults=(None, None, None))
+"""One side of tiles: the rows of each, int32 [B or 1, tiles, size], -1 for none, those of the next
+sample `samples` numbers further; `parts` blocks of `block` rows make a tile. Constant: `block`, and
+`count`, which is `block` times the heads of a group."""
 
 Lists = namedtuple("Lists", "programs tiles kinds count samples")
 """What programs do: int32 [B or 1, count, 5], a tile, where its entries begin, where those with
@@ -44,8 +39,7 @@ entry and the number of its mask."""
 Look = namedtuple(
     "Look",
     "kind code changes numbers heads buckets farthest table stride learned groups ratio group words"
-    " height width first padding padded labels alike whole scale seed least factor line lines"
-    " q_rows k_rows",
+    " height width first padding padded labels alike whole scale seed least factor line lines",
 )
 """What kernels are told of a call, beside its tensors and tiles.
 
@@ -60,9 +54,8 @@ farthest, and the table [heads, buckets], its rows `stride` apart. `learned` is 
 there are buckets, a power of 2, or 1 where no gradient of the table is asked for.
 
 Weights are dropped where there is a seed, as `attnspec.backends.common.dropping` says: the least
-number that is kept and what such weights are multiplied with; the first line, so many `lines` in
-each sample, and so many rows of queries and of keys in each of its lists, which lie one behind the
-other.
+number that is kept and what such weights are multiplied with; the first line, and so many `lines`
+in each sample.
 
 Constant: `alike`, `padded`, `whole`, whether key tiles are whole blocks, `kind`, the type of sums,
 `code`, `changes` and `learned`.
@@ -70,17 +63,12 @@ Constant: `alike`, `padded`, `whole`, whether key tiles are whole blocks, `kind`
 
 
 @triton.jit
-def rows_of(side, tile, part):
+def rows_of(side, sample, tile, part):
     """The places of a block in its tile, its rows, and which of them there are, [count]."""
     at = part * side.block + tl.arange(0, side.count) % side.block
-    inside = at < side.size
-    if side.is_listed:
-        rows = tl.load(side.listed + tile * side.size + at, mask=inside, other=-1)
-        inside = rows >= 0
-    else:
-        rows = tl.load(side.firsts + tile) + at * side.step
-        inside = inside & (rows < tl.load(side.ends + tile))
-    return at, rows, inside
+    table = side.rows + tl.cast(sample, tl.int64) * side.samples + tile * side.size
+    rows = tl.load(table + at, mask=at < side.size, other=-1)
+    return at, rows, rows >= 0
 
 
 @triton.jit
@@ -153,12 +141,13 @@ def changed(scores, look, heads, apart):
     for number in tl.static_range(look.changes):
         own = look.numbers + number * look.heads + heads
         if look.code // 4**number % 4 == 1:
-            cap = tl.load(own)[:, None]
+            cap = tl.load(own)[:, None].to(scores.dtype)
             bent = tanh(scores / cap)
             fall = 1.0 - bent * bent
             scores, slope, since = cap * bent, slope * fall, since * fall
         elif look.code // 4**number % 4 == 2:
-            scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
+            slant = tl.load(own)[:, None].to(scores.dtype)
+            scores = scores - slant * tl.abs(apart).to(scores.dtype)
         else:
             table = look.table + heads[:, None] * look.stride
             scores = scores + tl.load(table + bucket_of(look, apart)).to(scores.dtype)
@@ -169,7 +158,7 @@ def changed(scores, look, heads, apart):
 @triton.jit
 def keys_of(side, entry, look, sample, head):
     """A block of keys, of a tile and which of its blocks; keys that are padding are not there."""
-    at, rows, inside = rows_of(side, entry[0], entry[1])
+    at, rows, inside = rows_of(side, sample, entry[0], entry[1])
     if look.padded:
         inside = inside & (taken(look.padding, sample, (at, rows, inside, head)) != 0)
     return at, rows, inside, head
@@ -212,10 +201,9 @@ def scores_of(q, k, queries, keys, look, sample, number, masked: tl.constexpr):
 @triton.jit
 def kept(weights, look, sample, queries, keys):
     """Weights [m, n] of the pairs of two blocks without those that are dropped."""
-    line = look.line + (sample + queries[1] // look.q_rows) * look.lines + queries[3]
+    line = look.line + sample * look.lines + queries[3]
     none = tl.zeros(weights.shape, tl.int32)
-    query = (queries[1] % look.q_rows)[:, None] + none
-    key = (keys[1] % look.k_rows)[None, :] + none
+    query, key = queries[1][:, None] + none, keys[1][None, :] + none
     word, _, _, _ = tl.philox(tl.load(look.seed), query, key, line[:, None] + none, none + DROPOUT)
     number = (word >> UNREAD).to(tl.int32)
     return tl.where(number >= look.least, weights * look.factor, 0.0)

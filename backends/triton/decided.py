@@ -1,9 +1,8 @@
 """The kernel of data-dependent graphs: their lists, and the static rest of the graph, in the
 same kernels.
 
-All samples and heads are one sequence, list after list: tile t of list i is tile i T + t, and its
-rows lie behind those of the lists before. What of an entry is to be examined is bits of a mask of
-its own, made where the tensors are.
+Every key head of a sample, which has lists of its own, is a sample. What of an entry is to be
+examined is bits of a mask of its own, made where the tensors are.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ from torch.nn import functional
 
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.choice import TILE
-from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
-from attnspec.backends.triton.attention import Launches, looks_of
+from attnspec.backends.triton.attention import Launches
 from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import Launching, TritonKernel
-from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
+from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step, side_of
 from attnspec.backends.triton.tuning import LEAST
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 
 def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
@@ -59,12 +57,6 @@ class DecidedKernel(Launching, DecidedTables):
 
     of_rest = TritonKernel
 
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
-    ) -> None:
-        super().__init__(work, heads, device, parts)
-        self.looks = looks_of(work, heads, device)
-
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
@@ -82,34 +74,29 @@ class DecidedKernel(Launching, DecidedTables):
             steps = [placed_step(placed) for placed in self.placed(part)]
             # padding is in the masks
             bare = replace(part, call=replace(part.call, padding=None, tables={}))
-            yield Launches(self.looks, steps, bare, tensors, scale, back, in_line=True)
+            yield Launches(self.look, steps, bare, tensors, scale, back, by_list=True)
 
 
 # --- the steps of lists --------------------------------------------------------------------------
 
 
 def placed_step(placed: Placed) -> Step:
-    """The step of a layout for tensors [1, R, B K n_q, …] and [1, 1, B K n_k, …]."""
-    numbered = placed.numbered
-    (count, rows, width), device = numbered.shape, numbered.device
-    keys = numbered.clamp(min=0).flatten()
-    queries = torch.arange(count * rows, device=device).repeat_interleave(width)
-    masked = numbered < -1 if placed.masked is None else placed.masked
+    """The step of a layout for tensors [B K, R, n_q, …] and [B K, 1, n_k, …]."""
+    lists = placed.lists.flatten(0, 1)
+    _, rows, width = lists.shape
+    queries = torch.arange(rows, device=lists.device).repeat_interleave(width)
+    masked = lists < -1 if placed.masked is None else placed.masked
     numbers, bits = _masks(placed, masked)
-    sides = [
-        _side(side, length, count, (placed.batch, placed.heads))
-        for side, length in ((placed.q, placed.n_q), (placed.k, placed.k.n))
-    ]
-    total, every = len(keys), torch.arange(len(sides[1].firsts), device=device)
+    total, count = rows * width, placed.k.places.shape[2]
     # how many entries of key tiles there are is not asked of the device
-    most = max(SHORTEST, LONGEST * (total // max(1, len(every))))
+    most = max(SHORTEST, LONGEST * (total // max(1, count)))
     cuts = (
-        Cut(max(1, width), count * rows, 0, every[:0]),
-        Cut(most, len(every) + total // most, 2 * (total // most), every),
+        Cut(max(1, width), rows, 0),
+        Cut(most, count + total // most, 2 * (total // most)),
     )
-    flat = [x.flatten()[None] for x in (numbers, numbered >= 0, ~masked)]
-    masks = Masks(flat[0], flat[1], flat[2], bits)
-    return Step(sides[0], sides[1], (queries, keys), masks, cuts)
+    masks = Masks(numbers.flatten(1), (lists >= 0).flatten(1), (~masked).flatten(1), bits)
+    tiles = queries[None], lists.clamp(min=0).flatten(1)
+    return Step(_side(placed, placed.q), _side(placed, placed.k), tiles, masks, cuts)
 
 
 def _masks(placed: Placed, masked: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,15 +118,9 @@ def _masks(placed: Placed, masked: Tensor) -> tuple[Tensor, Tensor]:
     return (masked.cumsum(2) - 1).clamp(min=0) + base, bits.flatten()
 
 
-def _side(side: PlacedSide, length: int, count: int, lead: tuple[int, int]) -> Side:
-    """The tiles of all lists as rows of one sequence, each of them with so many rows."""
-    device, tiles = side.places.device, side.places.shape[2]
-    base = torch.arange(count, device=device)[:, None] * length
-    firsts = base + torch.arange(tiles, device=device) * side.size
-    ends = (base + length).expand_as(firsts)
-    listed = base[:1, 0]
-    if not side.natural:
-        places = side.places.expand(*lead, -1, -1).flatten(0, 1)
-        listed = torch.where(places >= 0, places - (side.n - length) + base[..., None], -1)
-    tables = [x.flatten().to(torch.int32) for x in (firsts, ends, listed)]
-    return Side(tables[0], tables[1], tables[2], int(side.natural), side.size)
+def _side(placed: Placed, side: PlacedSide) -> Side:
+    """The tiles of one side, for each list unless all have the same."""
+    places = side.places
+    alike = places.shape[:2] == (1, 1)
+    places = places if alike else places.expand(placed.batch, placed.heads, -1, -1)
+    return side_of(places.flatten(0, 1), side.n - side.count, places.device)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +21,11 @@ from attnspec.backends.decided.tables import Part
 from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.backends.triton.attention import Launches, fits, looks_of
+from attnspec.backends.triton.attention import Launches, fits, look_of
 from attnspec.backends.triton.tables import Step, step_of
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
-
-HOST = torch.device("cpu")
-"""Where the lists of static steps are made."""
-
-Laid = tuple[slice, Sequence[Step]]
-"""Samples of a call, and their steps."""
 
 
 class Launching(SoftmaxKernel):
@@ -42,6 +38,14 @@ class Launching(SoftmaxKernel):
 
     one_size = False
     reuses = ("cpu", "cuda")
+    heads: tuple[int, ...]
+    device: torch.device
+
+    @cached_property
+    def look(self) -> Mapping[str, Any]:
+        """What kernels are told of scores."""
+        # it is kept, so the modes of this call must not reach it
+        return apart(lambda: look_of(self.work, self.heads, self.device))
 
     def launches(
         self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
@@ -102,8 +106,8 @@ class TritonKernel(Launching, ByTables):
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         super().__init__(work, heads, device)
-        self.looks = looks_of(work, heads, device)
-        place = device if work.reads else HOST
+        # lists of static steps are made on the host
+        place = device if work.reads else torch.device("cpu")
         self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
         self.steps = [step_of(tiles, device) for tiles in self.tiles]
         self.last: Remembered[list[Step]] = Remembered()
@@ -114,28 +118,28 @@ class TritonKernel(Launching, ByTables):
     ) -> list[Launches]:
         batch, keys, repeat, n_q = tensors[0].shape[:4]
         every, launches = slice(None), []
-        for of, steps in self._laid_out(call.data, batch):
+        for of, steps in self._laid_out([call.data[name] for name in self.work.reads], batch):
             line = call.line + (of.start or 0) * len(self.heads)
             padding = None if call.padding is None else call.padding[of]
             its = replace(call, padding=padding, line=line)
             part = Part(of, every, every, (batch, keys, repeat, n_q), self.work.n_k, its)
-            launches.append(Launches(self.looks, steps, part, tensors, scale, back))
+            launches.append(Launches(self.look, steps, part, tensors, scale, back))
         return launches
 
-    def _laid_out(self, data: Mapping[str, Tensor], batch: int) -> list[Laid]:
-        """The steps of a call with these inputs."""
-        read = {name: data[name] for name in self.work.reads}
+    def _laid_out(self, read: Sequence[Tensor], batch: int) -> list[tuple[slice, list[Step]]]:
+        """The samples of a call with these inputs, and their steps."""
         if not read:
             return [(slice(None), self.steps)]
+        if not self.tiles:
+            samples = ([x[at] for x in read] for at in range(batch))
+            return [(slice(at, at + 1), self._of_sample(x)) for at, x in enumerate(samples)]
 
         def together() -> list[Step]:
+            data = dict(zip(self.work.reads, read, strict=True))
             pairs = zip(self.steps, self.tiles, strict=True)
-            return [replace(step, masks=tiles(read, batch)) for step, tiles in pairs]
+            return [replace(step, masks=tiles(data, batch)) for step, tiles in pairs]
 
-        if self.tiles:
-            return [(slice(None), self.last.get([*read.values()], together, batch))]
-        samples = ([x[at] for x in read.values()] for at in range(batch))
-        return [(slice(at, at + 1), self._of_sample(x)) for at, x in enumerate(samples)]
+        return [(slice(None), self.last.get(read, together, batch))]
 
     def _of_sample(self, read: Sequence[Tensor]) -> list[Step]:
         """The steps of one sample, kept for the last few inputs."""

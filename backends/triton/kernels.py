@@ -1,10 +1,9 @@
 """Softmax attention over lists of tiles: the output, the gradient of queries, those of keys.
 
 A program takes a block of rows of one tile, of one head or one group of heads, and goes through the
-blocks of the other side that its list names, whole ones first. What it finds it puts into its own
-place, after what was there: outputs are merged by their log-sum-exps, gradients are added. A long
-list is several programs, whose results go to slots, and from there to their place in their order.
-No two programs write to one place, so that every run gives the same bits.
+blocks of the other side that its list names, whole ones first. Its outputs are merged into those of
+its place by their log-sum-exps, its gradients added. A long list is several programs, whose results
+go to slots, and from there to their place in order, so that every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def task_of(lists, groups, side):
 
 
 @triton.jit
-def queries_of(side, look, group, tile, part):
+def queries_of(side, look, sample, group, tile, part):
     """A block of queries."""
-    at, rows, inside = rows_of(side, tile, part)
+    at, rows, inside = rows_of(side, sample, tile, part)
     which = tl.arange(0, side.count) // side.block
     return at, rows, inside & (which < look.group), group * look.group + which
 
@@ -56,16 +55,22 @@ def in_slot(slot, group, count: tl.constexpr):
 
 @triton.jit
 def in_place(block, slot):
-    """A block whose rows there are where they have no slot."""
+    """A block without rows unless the slot is less than 0, none."""
     return block[0], block[1], block[2] & (slot < 0), block[3]
+
+
+@triton.jit
+def put_either(into, slots, sample, block, slot, group, rows):
+    """Write the rows of a block, or write them to their slot."""
+    put(into, sample, in_place(block, slot), rows)
+    put(slots, sample, in_slot(slot, group, rows.shape[0]), rows)
 
 
 @triton.jit
 def added(into, slots, sample, block, slot, group, rows):
     """Add to the rows of a block, or write them to their slot."""
-    own = in_place(block, slot)
-    put(into, sample, own, taken(into, sample, own).to(rows.dtype) + rows)
-    put(slots, sample, in_slot(slot, group, rows.shape[0]), rows)
+    rows += taken(into, sample, in_place(block, slot)).to(rows.dtype)
+    put_either(into, slots, sample, block, slot, group, rows)
 
 
 # --- outputs --------------------------------------------------------------------------------------
@@ -117,20 +122,16 @@ def ended(state):
 def attend(q, k, v, into, slots, sides, lists, look):
     """Merges into outputs and their log-sum-exps what the lists of query tiles give."""
     sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
-    queries = queries_of(sides[0], look, group, tile, part)
-    rows, own = taken(q, sample, queries), in_place(queries, slot)
-    state = begun(into, sample, own, look)
+    queries = queries_of(sides[0], look, sample, group, tile, part)
+    rows, state = taken(q, sample, queries), begun(into, sample, in_place(queries, slot), look)
     ids, parts = (sample, group // look.ratio), sides[1].parts
     for masked in tl.static_range(2):
         for place in range(span[masked] * parts, span[masked + 1] * parts):
             entry = entry_of(lists, place, parts, masked)
             state = seen(state, rows, k, v, queries, entry, ids, sides, look, masked)
     out, sums = ended(state)
-    put(into[0], sample, own, out)
-    put(into[1], sample, own, sums)
-    own = in_slot(slot, group, sides[0].count)
-    put(slots[0], sample, own, out)
-    put(slots[1], sample, own, sums)
+    put_either(into[0], slots[0], sample, queries, slot, group, out)
+    put_either(into[1], slots[1], sample, queries, slot, group, sums)
 
 
 @triton.jit
@@ -138,7 +139,8 @@ def merge(into, slots, side, spans, look):
     """Merges into outputs and their log-sum-exps what the slots of long lists hold, one after the
     other; `spans` are as `Lists`, with slots in place of entries."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
-    queries = queries_of(side, look, group, tile, part)
+    queries = queries_of(side, look, sample, group, tile, part)
+    queries = in_place(queries, span[0] - span[2])
     top, total, values = begun(into, sample, queries, look)
     for slot in range(span[0], span[2]):
         one = begun(slots, sample, in_slot(slot * side.parts + part, group, side.count), look)
@@ -156,7 +158,7 @@ def merge(into, slots, side, spans, look):
 def add_up(into, slots, side, spans, look):
     """Adds what the slots of long lists hold, one after the other, to the rows of their tiles."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
-    block = queries_of(side, look, group, tile, part)
+    block = in_place(queries_of(side, look, sample, group, tile, part), span[0] - span[2])
     sums = taken(into, sample, block).to(look.kind)
     for slot in range(span[0], span[2]):
         sums += taken(slots, sample, in_slot(slot * side.parts + part, group, side.count))
@@ -214,7 +216,7 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
     """Adds to `into` the gradients of queries, by the lists of query tiles, and writes those of the
     table of a bias, each program its share [programs, buckets]."""
     sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
-    queries = queries_of(sides[0], look, group, tile, part)
+    queries = queries_of(sides[0], look, sample, group, tile, part)
     rows, above = taken(q, sample, queries), above_of(tensors, sample, queries)
     numbers = tl.arange(0, look.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
@@ -234,7 +236,7 @@ def keys_back(state, q, k, v, tensors, task, entry, keys, sides, look, masked: t
     """The gradients of keys and values after one more block of queries."""
     of_k, of_v = state
     sample, group = task
-    queries = queries_of(sides[0], look, group, entry[0], entry[1])
+    queries = queries_of(sides[0], look, sample, group, entry[0], entry[1])
     rows, above = taken(q, sample, queries), above_of(tensors, sample, queries)
     weights, of_scores, _ = weighed(
         rows, k, v, above, queries, keys, look, sample, entry[2], masked

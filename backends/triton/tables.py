@@ -1,9 +1,8 @@
-"""A step on the device where it runs: both sides, masks as bits, and lists in both directions.
+"""A step on the device where it runs: its tiles, by query tile, key tile and mask, known before any
+call or those that a call leaves, and lists of them in both directions.
 
-A step is its tiles: which query tile and which key tile, and the number of a mask or none. They are
-known before any call, or a call leaves some of them: by labels, by what other inputs say, or by
-data-dependent choices. Lists are made of them on the device where they are, and nothing is asked of
-it: what they take is bounded before.
+Lists are made on the device where the tiles are, and nothing is asked of it: what they take is
+bounded before.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from attnspec.backends.flex.tiles import Masks, StepTiles
 from attnspec.backends.triton.blocks import Lists, Side
-from attnspec.layout.axes import Axis
 
 LONGEST = 4
 """Times the length of the median list that a list is at most, before it is cut."""
@@ -28,24 +26,23 @@ SHORTEST = 16
 """Entries that a list may have in any case before it is cut."""
 
 Programs = tuple[Lists, Lists, int]
-"""What kernels do for the tiles of one side: the programs, the longest first, the spans of slots of
-the tiles whose lists may be several programs, and how many slots there are."""
+"""The programs of one side, the longest first, the spans of slots of its tiles, and how many slots
+there are."""
 
 
 class Cut(NamedTuple):
     """How lists of a direction are cut: into programs of `most` entries, so many programs at most,
-    and so many slots for what the programs of cut lists find; `tiles` int64 may have such lists."""
+    and so many slots for what the programs of cut lists find."""
 
     most: int
     programs: int
     slots: int
-    tiles: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The tiles of a step: query tiles and key tiles int64 [tiles], what holds in them, and how the
-    lists of both directions are cut."""
+    """The tiles of a step: query tiles and key tiles int64 [B or 1, tiles], what holds in them, and
+    how the lists of both directions are cut."""
 
     q: Side
     k: Side
@@ -64,15 +61,15 @@ class Step:
         return self._lists(1)
 
     def _lists(self, side: int) -> Programs:
-        count = len(self.q.firsts) if side == 0 else len(self.k.firsts)
-        this, other, cut = self.tiles[side], self.tiles[1 - side], self.cuts[side]
-        masks, device = self.masks, self.q.firsts.device
+        rows, masks, cut = (self.q, self.k)[side].rows, self.masks, self.cuts[side]
+        count, device = rows.shape[1], rows.device
         # those with masks behind the others of their tile
-        code = torch.where(masks.some, 2 * this + (~masks.full).long(), 2 * count)
+        code = torch.where(masks.some, 2 * self.tiles[side] + (~masks.full).long(), 2 * count)
         code, order = torch.sort(code, dim=1, stable=True)
-        entries = order + torch.arange(len(code), device=order.device)[:, None] * order.shape[1]
-        numbers = masks.numbers.expand(len(code), -1).flatten()[entries.flatten()]
-        tiles, kinds = (x.to(device, torch.int32) for x in (other[order.flatten()], numbers))
+        tiles, kinds = (
+            x.expand(order.shape).gather(1, order).to(device, torch.int32)
+            for x in (self.tiles[1 - side], masks.numbers)
+        )
         programs, spans = (
             Lists(x.to(device, torch.int32), tiles, kinds, x.shape[1], x[0].numel() * (len(x) > 1))
             for x in _programs(code, count, cut)
@@ -103,11 +100,10 @@ def _programs(code: Tensor, count: int, cut: Cut) -> tuple[Tensor, Tensor]:
     work = torch.stack([tile, begin + first, middle + first, end + first, slot], 2)
     longest = torch.argsort(begin - end, dim=1, stable=True)
     programs = work.gather(1, longest[..., None].expand(-1, -1, 5))
-    after = torch.where(parts > 1, parts, 0).cumsum(1)
-    tiles = cut.tiles.expand(batch, -1)
-    stop = after.gather(1, tiles)
-    start = stop - torch.where(parts > 1, parts, 0).gather(1, tiles)
-    spans = torch.stack([tiles, start, start, stop, torch.full_like(start, -1)], 2)
+    slots = torch.where(parts > 1, parts, 0)
+    stop = slots.cumsum(1)
+    start = stop - slots
+    spans = torch.stack([wanted // 2, start, start, stop, torch.full_like(start, -1)], 2)
     if code.is_cpu and batch == 1:
         # the host knows what there is nothing to do for
         programs, spans = (x[x[..., 3] > x[..., 1]][None] for x in (programs, spans))
@@ -116,31 +112,26 @@ def _programs(code: Tensor, count: int, cut: Cut) -> tuple[Tensor, Tensor]:
 
 def step_of(tiles: StepTiles, device: torch.device) -> Step:
     """The step of tiles; lists are made of them where they are."""
-    layout, place = tiles.layout, tiles.device
-    back = np.bincount(layout.keys, minlength=layout.k.count)
-    cuts = cut_of(np.diff(layout.starts), place), cut_of(back, place)
+    layout = tiles.layout
+    lengths = np.diff(layout.starts), np.bincount(layout.keys, minlength=layout.k.count)
     masks = tiles.static._replace(bits=tiles.static.bits.to(device))
-    sides = side_of(layout.q, device), side_of(layout.k, device)
-    return Step(*sides, tiles.entries, masks, cuts)
+    q, k = (
+        side_of(places[None], axis.first, device)
+        for places, axis in zip(tiles.places, (layout.q, layout.k), strict=True)
+    )
+    return Step(q, k, [x[None] for x in tiles.entries], masks, (_cut(lengths[0]), _cut(lengths[1])))
 
 
-def cut_of(lengths: np.ndarray, device: torch.device) -> Cut:
+def _cut(lengths: np.ndarray) -> Cut:
     """How lists are cut that have so many entries at most."""
     some = lengths[lengths > 0]
     most = max(SHORTEST, LONGEST * (int(np.median(some)) if len(some) else 0))
     parts = np.maximum(1, -(-lengths // most))
-    tiles = np.flatnonzero(parts > 1)
-    return Cut(most, int(parts.sum()), int(parts[tiles].sum()), torch.from_numpy(tiles).to(device))
+    return Cut(most, int(parts.sum()), int(parts[parts > 1].sum()))
 
 
-def side_of(axis: Axis, device: torch.device) -> Side:
-    """The tiles of a side as rows of a tensor that begins at its first position."""
-    places = axis.positions.reshape(axis.count, axis.size)
-    rows = np.where(places >= 0, places - axis.first, -1)
-    gaps = np.diff(rows, axis=1)[rows[:, 1:] >= 0]
-    step = int(gaps[0]) if len(gaps) else 1
-    step = step if step > 0 and (gaps == step).all() else 0
-    ends = rows[:, 0] + (rows >= 0).sum(1) * step
-    listed = np.zeros(1, np.int64) if step else rows.ravel()
-    tables = [torch.from_numpy(x.astype(np.int32)).to(device) for x in (rows[:, 0], ends, listed)]
-    return Side(tables[0], tables[1], tables[2], step, axis.size)
+def side_of(places: Tensor, first: int, device: torch.device) -> Side:
+    """A side by the positions at the places of its tiles [B or 1, tiles, size], as rows of a tensor
+    that begins at a first one."""
+    rows = torch.where(places < 0, -1, places - first).to(device, torch.int32).contiguous()
+    return Side(rows, rows[0].numel() * (len(rows) > 1), rows.shape[2])

@@ -1,9 +1,9 @@
 """What the kernels of sums share: which rows a chunk has, their features, what a frame leaves.
 
-A chunk is `chunk` positions one after the other, a segment `length` chunks. Queries are the last
-`queries` of `keys` positions where sums are causal, so that the row of a query is its position less
-`first`; where they are not, both sides are counted from 0. Fields that are said to be constant are
-part of what is compiled.
+Every key head of a sample is a line. A chunk is `chunk` positions one after the other, a segment
+`length` chunks. Queries are the last `queries` of `keys` positions where sums are causal, so that
+the row of a query is its position less `first`; where they are not, both sides are counted from 0.
+Fields that are said to be constant are part of what is compiled.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import triton.language as tl
 from attnspec.backends.triton.blocks import put, taken
 
 Frames = namedtuple("Frames", "padding keys rows")
-"""Which keys there are, uint8 [B, n_k], and the frames t of keys and r of rows [B K, n_k], as in
-`factored/features/sums.py`, float32 or float64; never read where there are none."""
+"""Which keys there are, uint8 [lines, n_k], and the frames t of keys and r of rows [lines, n_k], as
+in `factored/features/sums.py`, float32 or float64; never read where there are none."""
 
 States = namedtuple("States", "chunks segments count number length")
 """Sums [m, e], and behind them those of the weights [m] where these are divided by, all in one
-line: of each chunk what its segment has added before it, [B K, count, …], in the backward pass
-behind it; of each segment what the others have, [B K, segments + 1, …], in the end of all."""
+line: of each chunk what its segment has added before it, [lines, count, …], in the backward pass
+behind it; of each segment what the others have, [lines, segments + 1, …], in the end of all."""
 
 Plan = namedtuple(
     "Plan",
-    "heads ratio queries keys first wides talls features size width chunk wide tall causal framed"
+    "ratio queries keys first wides talls features size width chunk wide tall causal framed"
     " padded divides logged map kind precision sums added least floor tiny",
 )
-"""The sizes of a launch: key heads of a sample, query heads to each, rows of both sides, the
-position of query row 0, blocks of features and of values.
+"""The sizes of a launch: query heads of a line, rows of both sides, the position of query row 0,
+blocks of features and of values.
 
 Constant: so many features, the size of values, the numbers in a line of states, the sides of
 blocks; whether sums are causal, in frames, with padding, divided, and whether queries have frames
@@ -40,10 +40,10 @@ least sum in frames that is one."""
 
 
 @triton.jit
-def product(a, b, plan):
-    """a [m, d] times b [d, n]."""
-    a, b = a.to(plan.kind), b.to(plan.kind)
-    return tl.dot(a, b, input_precision=plan.precision, out_dtype=plan.sums)
+def product(a, b, plan, of_sums: tl.constexpr = False):
+    """a [m, d] times b [d, n]; sums among them have more digits and a greater range."""
+    kind: tl.constexpr = plan.sums if of_sums else plan.kind
+    return tl.dot(a.to(kind), b.to(kind), input_precision=plan.precision, out_dtype=plan.sums)
 
 
 @triton.jit
@@ -51,13 +51,6 @@ def only_if(known, there):
     """Which places of a block there are, none unless a number is known: the interpreter of Triton
     3.9 takes no comparison of numbers in a mask."""
     return tl.where(known, there, False)
-
-
-@triton.jit
-def product_of_sums(a, b, plan):
-    """The same where one of them is a sum, of more digits and a greater range."""
-    a, b = a.to(plan.sums), b.to(plan.sums)
-    return tl.dot(a, b, input_precision=plan.precision, out_dtype=plan.sums)
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -71,25 +64,25 @@ def queries_of(number, head, plan):
 
 
 @triton.jit
-def keys_of(frames, sample, number, head, plan):
+def keys_of(frames, line, number, plan):
     """The keys of a chunk as a block, padding not among them."""
     rows = number * plan.chunk + tl.arange(0, plan.chunk)
     there = rows < plan.keys
     if plan.padded:
-        there = there & (taken(frames.padding, sample, (0, rows, there, 0)) != 0)
-    return 0, rows, there, head
+        there = there & (taken(frames.padding, line, (0, rows, there, 0)) != 0)
+    return 0, rows, there, 0
 
 
 @triton.jit
-def part_of(x, sample, block, columns, plan):
+def part_of(x, line, block, columns, plan):
     """Some columns of rows, 0 where there are none, in the type of sums."""
-    return taken(x, sample, block, 0, columns).to(plan.sums)
+    return taken(x, line, block, 0, columns).to(plan.sums)
 
 
 @triton.jit
-def features_of(x, sample, block, columns, plan):
+def features_of(x, line, block, columns, plan):
     """Some features of rows, by the map of the plan, 0 where there are none."""
-    features = part_of(x, sample, block, columns, plan)
+    features = part_of(x, line, block, columns, plan)
     if plan.map == 1:
         one = tl.exp(tl.minimum(features, 0.0)) + tl.maximum(features, 0.0)
         features = tl.where(block[2][:, None] & (columns < x.size)[None, :], one, 0.0)
@@ -102,10 +95,10 @@ def features_of(x, sample, block, columns, plan):
 
 
 @triton.jit
-def put_gradient(into, x, grad, sample, block, there, columns, plan):
+def put_gradient(into, x, grad, line, block, there, columns, plan):
     """Write the gradient of some columns of rows x, where `grad` is that of their features, 0 where
     `there` are others than those of the block."""
-    features = part_of(x, sample, block, columns, plan)
+    features = part_of(x, line, block, columns, plan)
     if plan.map == 1:
         grad = grad * tl.exp(tl.minimum(features, 0.0))
     elif plan.map == 2:
@@ -113,7 +106,7 @@ def put_gradient(into, x, grad, sample, block, there, columns, plan):
     elif plan.map == 3:
         grad = grad * 2 * tl.maximum(features, 0.0)
     every = 0, block[1], there, block[3]
-    put(into, sample, every, tl.where(block[2][:, None], grad, 0.0), columns)
+    put(into, line, every, tl.where(block[2][:, None], grad, 0.0), columns)
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -124,6 +117,14 @@ def frame_at(frames, line, position, plan):
     """The frame of a row, or of rows; none is before the first or behind the last."""
     near = tl.minimum(tl.maximum(position, 0), plan.keys - 1)
     return tl.load(frames.rows + tl.cast(line, tl.int64) * plan.keys + near)
+
+
+@triton.jit
+def frames_of_keys(frames, line, number, plan):
+    """The frames of the keys of a chunk, -inf behind the last."""
+    rows = number * plan.chunk + tl.arange(0, plan.chunk)
+    at = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
+    return tl.load(at, mask=rows < plan.keys, other=float("-inf"))
 
 
 @triton.jit
@@ -149,11 +150,9 @@ def entering(x, frames, line, number, plan):
 def staying(x, frames, line, number, plan):
     """Rows of keys of a chunk brought to the frame of the state after it."""
     if plan.framed:
-        rows = number * plan.chunk + tl.arange(0, plan.chunk)
-        at = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
-        keys = tl.load(at, mask=rows < plan.keys, other=float("-inf"))
         last = frame_at(frames, line, (number + 1) * plan.chunk - 1, plan)
-        x = x * tl.exp((keys - last).to(plan.sums))[:, None]
+        left = frames_of_keys(frames, line, number, plan) - last
+        x = x * tl.exp(left.to(plan.sums))[:, None]
     return x
 
 
@@ -162,10 +161,8 @@ def weighed(pairs, frames, line, number, plan):
     """Products of the pairs of a chunk with what frames leave of them, 0 where a key is later."""
     at = tl.arange(0, plan.chunk)
     if plan.framed:
-        rows = number * plan.chunk + at
-        keys = frames.keys + tl.cast(line, tl.int64) * plan.keys + rows
-        keys = tl.load(keys, mask=rows < plan.keys, other=float("-inf"))
-        apart = keys[None, :] - frame_at(frames, line, rows, plan)[:, None]
+        rows = frame_at(frames, line, number * plan.chunk + at, plan)
+        apart = frames_of_keys(frames, line, number, plan)[None, :] - rows[:, None]
         apart = tl.where(at[None, :] <= at[:, None], apart, float("-inf"))
         return pairs * tl.exp(apart.to(plan.sums))
     else:

@@ -25,7 +25,6 @@ from attnspec.backends.triton.sums.blocks import (
     only_if,
     part_of,
     product,
-    product_of_sums,
     put_gradient,
     queries_of,
     state_of,
@@ -37,7 +36,8 @@ from attnspec.backends.triton.sums.blocks import (
 
 @triton.jit
 def task_of(blocks, heads, count):
-    """What a program does: sample and head, chunk or segment, and block of columns."""
+    """What a program does: the line and the query head, the chunk or segment, and the block of
+    columns."""
     place = tl.program_id(0)
     block, place = place % blocks, place // blocks
     number, place = place % count, place // count
@@ -45,11 +45,11 @@ def task_of(blocks, heads, count):
 
 
 @triton.jit
-def above_of(above, sample, queries, columns, plan):
+def above_of(above, line, queries, columns, plan):
     """Columns of the gradients of the sums of some queries, from a tuple of tensors: the gradients
     of outputs, what these are divided by, and the gradients of the sums of weights."""
-    share = taken(above[1], sample, queries)
-    return part_of(above[0], sample, queries, columns, plan) * share[:, None]
+    share = taken(above[1], line, queries)
+    return part_of(above[0], line, queries, columns, plan) * share[:, None]
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -60,20 +60,20 @@ def added(state, x, w, frames, task, columns, plan, back: tl.constexpr):
     """A state and its sums of weights after one more chunk: of keys x and values w, or on the way
     back of queries x and the gradients w of their sums."""
     values, total = state
-    sample, head, line, number = task
+    line, number = task
     if back:
-        for query_head in range(head * plan.ratio, (head + 1) * plan.ratio):
-            queries = queries_of(number, query_head, plan)
-            one = features_of(x, sample, queries, columns[0], plan)
+        for head in range(plan.ratio):
+            queries = queries_of(number, head, plan)
+            one = features_of(x, line, queries, columns[0], plan)
             one = entering(one, frames, line, number, plan)
-            other = above_of(w, sample, queries, columns[1], plan)
+            other = above_of(w, line, queries, columns[1], plan)
             values += product(tl.trans(one), other, plan)
             if plan.divides:
-                total += tl.sum(one * taken(w[2], sample, queries)[:, None], 0)
+                total += tl.sum(one * taken(w[2], line, queries)[:, None], 0)
     else:
-        keys = keys_of(frames, sample, number, head, plan)
-        one = staying(features_of(x, sample, keys, columns[0], plan), frames, line, number, plan)
-        other = part_of(w, sample, keys, columns[1], plan)
+        keys = keys_of(frames, line, number, plan)
+        one = staying(features_of(x, line, keys, columns[0], plan), frames, line, number, plan)
+        other = part_of(w, line, keys, columns[1], plan)
         values += product(tl.trans(one), other, plan)
         total += tl.sum(one, 0)
     return values, total
@@ -83,8 +83,7 @@ def added(state, x, w, frames, task, columns, plan, back: tl.constexpr):
 def along(x, w, frames, states, plan, back: tl.constexpr):
     """Writes the states of chunks within their segment, and those of whole segments."""
     blocks = plan.wides * plan.talls
-    sample, head, segment, block = task_of(blocks, plan.heads, states.number)
-    line = sample * plan.heads + head
+    line, _, segment, block = task_of(blocks, 1, states.number)
     wide = block // plan.talls * plan.wide + tl.arange(0, plan.wide)
     tall = block % plan.talls * plan.tall + tl.arange(0, plan.tall)
     state = tl.zeros([plan.wide, plan.tall], plan.sums), tl.zeros([plan.wide], plan.sums)
@@ -102,8 +101,7 @@ def along(x, w, frames, states, plan, back: tl.constexpr):
         since, until = number * plan.chunk - 1, (number + 1) * plan.chunk - 1
         left = fading(frames, line, since, until, plan)
         state = state[0] * left, state[1] * left
-        task = sample, head, line, number
-        state = added(state, x, w, frames, task, (wide, tall), plan, back)
+        state = added(state, x, w, frames, (line, number), (wide, tall), plan, back)
     place = line * (states.number + 1) + segment
     at, there = kept_at(states.segments, place, wide, tall, plan)
     tl.store(at, state[0], mask=there)
@@ -159,143 +157,125 @@ def divisor_of(total, log, plan):
 @triton.jit
 def outputs(f, g, v, out, totals, logs, frames, states, plan):
     """Writes the outputs of the queries of a chunk, and the sums of their weights."""
-    heads = plan.heads * plan.ratio
-    chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
-    sample, head, number, block = task_of(plan.talls, heads, chunks)
-    key_head = head // plan.ratio
-    line = sample * plan.heads + key_head
+    chunks = tl.cdiv(plan.first + plan.queries, plan.chunk)
+    line, head, number, block = task_of(plan.talls, plan.ratio, chunks)
     tall = block * plan.tall + tl.arange(0, plan.tall)
     queries = queries_of(number, head, plan)
-    keys = keys_of(frames, sample, number, key_head, plan)
+    keys = keys_of(frames, line, number, plan)
     found = tl.zeros([plan.chunk, plan.tall], plan.sums)
     pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
     total = tl.zeros([plan.chunk, 1], plan.sums)
     for low in range(0, plan.features, plan.wide):
         wide = low + tl.arange(0, plan.wide)
-        mine = features_of(f, sample, queries, wide, plan)
+        mine = features_of(f, line, queries, wide, plan)
         before = state_of(states, frames, line, number, wide, tall, plan, False)
-        found += product_of_sums(mine, before, plan)
+        found += product(mine, before, plan, True)
         if plan.divides:
             sums = totals_of(states, frames, line, number, wide, plan, False)
             total += tl.sum(mine * sums[None, :], 1)[:, None]
         if plan.causal:
-            theirs = features_of(g, sample, keys, wide, plan)
+            theirs = features_of(g, line, keys, wide, plan)
             pairs += product(mine, tl.trans(theirs), plan)
     if plan.causal:
         found = entering(found, frames, line, number, plan)
         total = entering(total, frames, line, number, plan)
         pairs = weighed(pairs, frames, line, number, plan)
-        values = part_of(v, sample, keys, tall, plan)
+        values = part_of(v, line, keys, tall, plan)
         found += product(pairs, values, plan)
         total += tl.sum(pairs, 1)[:, None]
-    log = taken(logs, sample, queries)[:, None] if plan.logged else 0.0
+    log = taken(logs, line, queries)[:, None] if plan.logged else 0.0
     if plan.divides:
         found = found / divisor_of(total, log, plan)
         first = 0, queries[1], only_if(block == 0, queries[2]), head
-        put(totals, sample, first, tl.sum(total, 1))
+        put(totals, line, first, tl.sum(total, 1))
     elif plan.logged:
         found = found * tl.exp(log)
-    put(out, sample, queries, found, tall)
+    put(out, line, queries, found, tall)
 
 
 # --- gradients ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def pairs_back(above, v, sample, queries, keys, plan):
+def pairs_back(above, v, line, queries, keys, plan):
     """The gradients of the products of the pairs of a chunk, before what frames leave of them."""
     pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
-        mine = above_of(above, sample, queries, tall, plan)
-        values = part_of(v, sample, keys, tall, plan)
+        mine = above_of(above, line, queries, tall, plan)
+        values = part_of(v, line, keys, tall, plan)
         pairs += product(mine, tl.trans(values), plan)
     if plan.divides:
-        pairs += taken(above[2], sample, queries)[:, None]
+        pairs += taken(above[2], line, queries)[:, None]
     return pairs
 
 
 @triton.jit
-def of_queries(f, g, v, above, into, frames, states, plan):
-    """Writes the gradients of queries, or of their features."""
-    heads = plan.heads * plan.ratio
-    chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
-    sample, head, number, block = task_of(plan.wides, heads, chunks)
-    key_head = head // plan.ratio
-    line = sample * plan.heads + key_head
+def of_features(f, g, v, above, into, frames, states, plan, back: tl.constexpr):
+    """Writes the gradients of queries, in the other direction those of keys, or of the features of
+    either."""
+    ratio, rows = (1, plan.keys) if back else (plan.ratio, plan.first + plan.queries)
+    chunks = tl.cdiv(rows, plan.chunk)
+    line, head, number, block = task_of(plan.wides, ratio, chunks)
     wide = block * plan.wide + tl.arange(0, plan.wide)
     queries = queries_of(number, head, plan)
+    keys = keys_of(frames, line, number, plan)
     gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
-        mine = above_of(above, sample, queries, tall, plan)
-        before = state_of(states, frames, line, number, wide, tall, plan, False)
-        gradient += product_of_sums(mine, tl.trans(before), plan)
+        if back:
+            mine = part_of(v, line, keys, tall, plan)
+        else:
+            mine = above_of(above, line, queries, tall, plan)
+        state = state_of(states, frames, line, number, wide, tall, plan, back)
+        gradient += product(mine, tl.trans(state), plan, True)
     if plan.divides:
-        sums = totals_of(states, frames, line, number, wide, plan, False)
-        gradient += taken(above[2], sample, queries)[:, None] * sums[None, :]
-    if plan.causal:
-        keys = keys_of(frames, sample, number, key_head, plan)
+        sums = totals_of(states, frames, line, number, wide, plan, back)[None, :]
+        gradient += sums if back else taken(above[2], line, queries)[:, None] * sums
+    if back:
+        gradient = staying(gradient, frames, line, number, plan)
+    else:
         gradient = entering(gradient, frames, line, number, plan)
-        pairs = pairs_back(above, v, sample, queries, keys, plan)
-        pairs = weighed(pairs, frames, line, number, plan)
-        theirs = features_of(g, sample, keys, wide, plan)
-        gradient += product(pairs, theirs, plan)
-    put_gradient(into, f, gradient, sample, queries, queries[2], wide, plan)
-
-
-@triton.jit
-def of_keys(f, g, v, above, into, frames, states, plan):
-    """Writes the gradients of keys, or of their features."""
-    chunks = (plan.keys + plan.chunk - 1) // plan.chunk
-    sample, head, number, block = task_of(plan.wides, plan.heads, chunks)
-    line = sample * plan.heads + head
-    wide = block * plan.wide + tl.arange(0, plan.wide)
-    keys = keys_of(frames, sample, number, head, plan)
-    gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
-    for low in range(0, plan.size, plan.tall):
-        tall = low + tl.arange(0, plan.tall)
-        values = part_of(v, sample, keys, tall, plan)
-        behind = state_of(states, frames, line, number, wide, tall, plan, True)
-        gradient += product_of_sums(values, tl.trans(behind), plan)
-    if plan.divides:
-        gradient += totals_of(states, frames, line, number, wide, plan, True)[None, :]
-    gradient = staying(gradient, frames, line, number, plan)
     if plan.causal:
-        for other in range(head * plan.ratio, (head + 1) * plan.ratio):
-            queries = queries_of(number, other, plan)
-            pairs = pairs_back(above, v, sample, queries, keys, plan)
+        for other in range(0 if back else head, plan.ratio if back else head + 1):
+            others = queries_of(number, other, plan)
+            pairs = pairs_back(above, v, line, others, keys, plan)
             pairs = weighed(pairs, frames, line, number, plan)
-            mine = features_of(f, sample, queries, wide, plan)
-            gradient += product(tl.trans(pairs), mine, plan)
-    put_gradient(into, g, gradient, sample, keys, keys[1] < plan.keys, wide, plan)
+            if back:
+                theirs = features_of(f, line, others, wide, plan)
+                gradient += product(tl.trans(pairs), theirs, plan)
+            else:
+                gradient += product(pairs, features_of(g, line, keys, wide, plan), plan)
+    if back:
+        put_gradient(into, g, gradient, line, keys, keys[1] < plan.keys, wide, plan)
+    else:
+        put_gradient(into, f, gradient, line, queries, queries[2], wide, plan)
 
 
 @triton.jit
 def of_values(f, g, above, into, frames, states, plan):
     """Writes the gradients of values."""
-    chunks = (plan.keys + plan.chunk - 1) // plan.chunk
-    sample, head, number, block = task_of(plan.talls, plan.heads, chunks)
-    line = sample * plan.heads + head
+    chunks = tl.cdiv(plan.keys, plan.chunk)
+    line, _, number, block = task_of(plan.talls, 1, chunks)
     tall = block * plan.tall + tl.arange(0, plan.tall)
-    keys = keys_of(frames, sample, number, head, plan)
+    keys = keys_of(frames, line, number, plan)
     gradient = tl.zeros([plan.chunk, plan.tall], plan.sums)
     for low in range(0, plan.features, plan.wide):
         wide = low + tl.arange(0, plan.wide)
-        theirs = features_of(g, sample, keys, wide, plan)
+        theirs = features_of(g, line, keys, wide, plan)
         behind = state_of(states, frames, line, number, wide, tall, plan, True)
-        gradient += product_of_sums(theirs, behind, plan)
+        gradient += product(theirs, behind, plan, True)
     gradient = staying(gradient, frames, line, number, plan)
     if plan.causal:
-        for other in range(head * plan.ratio, (head + 1) * plan.ratio):
+        for other in range(plan.ratio):
             queries = queries_of(number, other, plan)
             pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
             for low in range(0, plan.features, plan.wide):
                 wide = low + tl.arange(0, plan.wide)
-                mine = features_of(f, sample, queries, wide, plan)
-                theirs = features_of(g, sample, keys, wide, plan)
+                mine = features_of(f, line, queries, wide, plan)
+                theirs = features_of(g, line, keys, wide, plan)
                 pairs += product(mine, tl.trans(theirs), plan)
             pairs = weighed(pairs, frames, line, number, plan)
-            mine = above_of(above, sample, queries, tall, plan)
+            mine = above_of(above, line, queries, tall, plan)
             gradient += product(tl.trans(pairs), mine, plan)
-    put(into, sample, (0, keys[1], keys[1] < plan.keys, head), gradient, tall)
+    put(into, line, (0, keys[1], keys[1] < plan.keys, 0), gradient, tall)

@@ -90,8 +90,13 @@ def _launched(how: Summing, given: Given) -> Worth:
         return how.worth(sums, log), sums[..., -1], log
 
     def outputs(*tensors: Tensor) -> tuple[Any, ...]:
-        outs = _outputs(how, put(tensors))
-        return outs, outs[:2], None
+        given = put(tensors)
+        # gradients of queries may be small beside what is rounded in an output
+        out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
+        totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
+        each = parts(how, given, out, totals, block=ROOM)
+        every = [_Launches(how, part).outputs(*into) for part, *into in each]
+        return (out, totals, joined(every, 0)), (out, totals), None
 
     def gradients(tensors: Any, saved: Any, _: Any, grads: Any) -> Sequence[Any]:
         above = (
@@ -105,17 +110,6 @@ def _launched(how: Summing, given: Given) -> Worth:
 
     out, total, log = Derived.apply(run, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
     return out, total, log.detach()
-
-
-def _outputs(how: Summing, given: Given) -> Worth:
-    # gradients of queries may be small beside what is rounded in an output
-    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
-    totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
-    every = [
-        _Launches(how, part).outputs(*into)
-        for part, *into in parts(how, given, out, totals, block=ROOM)
-    ]
-    return out, totals, joined(every, 0)
 
 
 class _Launches:
@@ -155,7 +149,7 @@ class _Launches:
             least_in_frames(self.kind),
         )
         self.plan = Plan(
-            *(1, self.repeat, rows, self.length, self.first if self.causal else 0),
+            *(self.repeat, rows, self.length, self.first if self.causal else 0),
             *(triton.cdiv(features, wide), triton.cdiv(values, tall)),
             *map(tl.constexpr, constants),
         )
@@ -228,13 +222,13 @@ class _Launches:
         of_g = into.k[:, None] if direct else torch.empty_like(self.g, dtype=kind)
         with running_on(self.f.device):
             before, behind = self._states(g, v, False), self._states(f, above, True)
-            for kernel, rows, target, states, queries, blocks in (
-                (kernels.of_queries, (f, g, v), of_f, before, True, plan.wides),
-                (kernels.of_keys, (f, g, v), of_g, behind, False, plan.wides),
-                (kernels.of_values, (f, g), into.v[:, None], behind, False, plan.talls),
-            ):
-                arguments = *rows, above, rows_of(target), self.frames, states, plan
-                attention.launch(kernel, self._programs(queries, blocks), arguments, *PROGRAM)
+            for back, target, states in ((False, of_f, before), (True, of_g, behind)):
+                count = self._programs(not back, plan.wides)
+                rows = f, g, v, above, rows_of(target), self.frames, states, plan, back
+                attention.launch(kernels.of_features, count, rows, *PROGRAM)
+            count = self._programs(False, plan.talls)
+            rest = f, g, above, rows_of(into.v[:, None]), self.frames, behind, plan
+            attention.launch(kernels.of_values, count, rest, *PROGRAM)
         if not direct:
             self._through(into, of_f, of_g)
 
