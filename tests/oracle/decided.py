@@ -358,7 +358,8 @@ def _topk(a: dict[str, Any], at: Place, graph: Callable[[Node, Place], np.ndarra
         a[rule],
     )
     if score in at.inputs:
-        given = np.asarray(at.given(score))
+        # the rows of the queries of a call are the last ones
+        given = np.asarray(at.given(score))[:, -sample.n_q :]
         one.given = np.repeat(given, count // len(given), 0)
     for called in ("always", "within"):
         if called in a:
