@@ -88,7 +88,7 @@ class TorchCallKernel(SoftmaxKernel):
     def build_differentiable(self) -> ByKeyHead:
         kernel = DenseKernel(self.work, self.heads, self.device)
         if len(self.groups) > 1:
-            mask = (self._bias(torch.float32).added == 0).to(self.device)
+            mask = (self._bias(torch.float32) == 0).to(self.device)
             kernel.plan = lambda data: mask
         return kernel
 
