@@ -1,0 +1,59 @@
+"""What the back half asks of a graph: so few methods that another representation can stand behind
+them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from population import population
+
+import attnspec
+from attnspec.graphs.relation import Relation
+
+ROOMS = {"layout", "lower", "backends", "runtime", "distributed"}
+
+PAIRS = {"holds", "progressions", "rows", "row_keys", "closed_rows", "degrees", "edges", "cover"}
+"""Pairs, keys and counts of rows, one or all of them."""
+
+OTHERS = {"phase", "transposed", "strides", "boxes", "listing", "classes", "parts"}
+"""Other graphs, and the orders that suit one."""
+
+ESTIMATES = {"typical_degree"}
+"""What costs of drawn graphs are made of."""
+
+
+def callers(file: str) -> bool:
+    """Whether a file stands in one of the rooms."""
+    inside = Path(file).parts
+    return "attnspec" in inside and bool(ROOMS & {*inside[inside.index("attnspec") :]})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_kernels_ask_a_graph_for_few_methods() -> None:
+    asked: set[str] = set()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        name, above = frame.f_code.co_name, frame.f_back
+        if event == "call" and name in vars(Relation) and above is not None:
+            of = frame.f_locals.get("self")
+            if isinstance(of, Relation) and callers(above.f_code.co_filename):
+                asked.add(name)
+
+    for spec in [*population().values()][::5]:
+        if spec.inputs or spec.program.grid or spec.program.fixed_length:
+            continue
+        # another spec, of which nothing is known yet
+        spec = attnspec.parse(spec.source.replace(spec.name, f"{spec.name}_asked", 1))
+        heads, x = spec.heads or 2, torch.randn(1, spec.heads or 2, 70, 8)
+        sys.setprofile(profile)
+        try:
+            spec.plan(70, heads=heads)
+            spec.compile()(x, x, x)
+        finally:
+            sys.setprofile(None)
+    assert {"holds", "progressions", "strides", "cover"} <= asked
+    assert asked <= PAIRS | OTHERS | ESTIMATES
