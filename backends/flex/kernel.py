@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,10 +27,11 @@ from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.flex.attention import Blocks, Changes, Heads, Kind, attend, number_on
 from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
-from attnspec.backends.flex.tiles import StepTiles
+from attnspec.backends.flex.tiles import StepTiles, rows_of
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.ir.scalars import PAIR, Apply, Scalar, Symbol
 from attnspec.ir.scores import TABLE, S
+from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
 from attnspec.lower.work import BackendError, Call, Work
 
@@ -161,8 +163,8 @@ class FlexStep:
                 f"the backend 'flex' refuses: its masks are {masks.bits.nbytes:,} bytes, and at"
                 f" most {LARGEST:,} are kept"
             )
-        q, k = self.tiles.places
-        self.q, self.k = Ordered(q, work.n_k - work.n_q, work.n_q), Ordered(k, 0, work.n_k)
+        self.q = Ordered(layout.q, work.n_k - work.n_q, work.n_q, device)
+        self.k = Ordered(layout.k, 0, work.n_k, device)
         self.shape = self.q.places // BLOCK, self.k.places // BLOCK
         runs = None if self.tiles.looks else runs_of(layout)
         # no views, of which torch compiles anew for other tensors behind them
@@ -235,22 +237,23 @@ class FlexStep:
 class Ordered:
     """One side of a step on a device: the positions first <= p < first + count at its places."""
 
-    def __init__(self, places: Tensor, first: int, count: int) -> None:
-        height, width = places.shape
-        room = 0, BLOCK - width, 0, max(0, FEWEST - height)
-        positions = functional.pad(places, room, value=-1).flatten()
-        numbers = torch.arange(len(positions), device=places.device)
-        self.first, self.count, self.places, self.held = first, count, len(numbers), positions >= 0
+    def __init__(self, side: Axis, first: int, count: int, device: torch.device) -> None:
+        blocks = np.full((max(FEWEST, side.count), BLOCK), -1, np.int64)
+        blocks[: side.count, : side.size] = rows_of(side)
+        positions = blocks.ravel()
+        self.first, self.count, self.places = first, count, len(positions)
+        present = positions >= 0
         # where none stands, the last one before it, so that a block tells of its own
-        latest = torch.where(self.held, numbers, 0).cummax(0).values
-        natural = first + torch.arange(count, device=places.device)
-        self.is_natural = torch.equal(positions[:count], natural)
-        self.at = positions.clamp(min=0).int()
-        self.index = (positions[latest] - first).clamp(min=0)
+        latest = np.maximum.accumulate(np.where(present, np.arange(self.places), 0))
+        self.is_natural = np.array_equal(positions[:count], first + np.arange(count))
+        self.at = torch.from_numpy(np.maximum(positions, 0).astype(np.int32)).to(device)
+        self.held = torch.from_numpy(present).to(device)
+        self.index = torch.from_numpy(np.maximum(positions[latest] - first, 0)).to(device)
         # the place of every position, one behind the last where it has none
-        self.back = torch.full_like(natural, self.places)
-        self.back[positions[self.held] - first] = numbers[self.held]
-        self.is_complete = bool((self.back < self.places).all())
+        back = np.full(count, self.places)
+        back[positions[present] - first] = np.flatnonzero(present)
+        self.back = torch.from_numpy(back).to(device)
+        self.is_complete = bool((back < self.places).all())
 
     def ordered(self, x: Tensor) -> Tensor:
         """[b, H, count, d] -> [b, H, places, d]."""
