@@ -280,6 +280,9 @@ class OwnTable(CompiledAttention):
     """A compiled attention whose `score bias` is the table that a model has learnt, an Embedding
     [buckets, heads] under the name `relative_attention_bias`."""
 
+    # none while the module is built
+    names: frozenset[str] = frozenset()
+
     def __init__(self, module: CompiledAttention, table: nn.Module) -> None:
         super().__init__(plan_data(module.program, module.backend))
         self.check_finite = module.check_finite
