@@ -51,7 +51,7 @@ class Rows:
 
     @staticmethod
     def of(given: Given, queries: int, size: int, least: int = 0) -> Rows:
-        """As many rows and blocks as the samples have, of these so many at least."""
+        """As many rows and blocks as the samples have, so many at least."""
         n = given.n_k
         if given.padding is None:
             start = torch.zeros(len(given.q), dtype=torch.int64, device=given.q.device)
@@ -62,7 +62,7 @@ class Rows:
             start = torch.where(given.padding.any(-1), start, n)
             first = (start.clamp_min(given.first_query) - start) // queries
             last = (n - 1 - start) // queries
-            begin, count = int(start.min()), int((last - first + 1).max().clamp_min(0))
+            begin, count = int(start.min()), max(least, int((last - first + 1).max()))
         blocks = max(least, -(-(n - begin) // size))
         at = start[:, None] + torch.arange(blocks * size, device=start.device)
         seen = given.real.gather(1, at.clamp_max(n - 1)) & (at < n)
@@ -96,8 +96,9 @@ class Rows:
         """The rows, at most so many at a time."""
         # queries of another sequence have no padding
         real = self.given.real if self.given.keys is None else torch.ones_like(self.given.real)
-        for low in range(0, self.count, max(1, most)):
-            high = min(self.count, low + max(1, most))
+        most = max(1, most)
+        for low in range(0, self.count, most):
+            high = min(self.count, low + most)
             row = self.first_row[:, None] + torch.arange(low, high, device=real.device)
             q_at = row[..., None] * self.queries + torch.arange(self.queries, device=real.device)
             q_at = q_at + self.start[:, None, None]
@@ -121,27 +122,23 @@ class Rows:
         total = rows.masked_fill(~present, 0.0).sum(3)
         return total / present.sum(3).clamp_min(1)
 
-    def visible(self, part: Part, causal: bool) -> Tensor:
-        """Which slots rows see, bool [B, 1, rows, slots]."""
-        seen = self.seen[:, None] & (part.first >= 0)[..., None]
-        if causal:
-            slot = torch.arange(self.slots, device=seen.device)
-            seen = seen & (slot <= (part.first - self.start[:, None])[..., None])
-        return seen[:, None]
+    @cached_property
+    def _real_slots(self) -> Tensor:
+        """The number of every slot that is a real key, [B, slots]; `slots` for others."""
+        slot = torch.arange(self.slots, device=self.seen.device)
+        return torch.where(self.seen, slot, self.slots)
 
     @cached_property
-    def _begin(self) -> Tensor:
+    def _begins(self) -> Tensor:
         """The first real slot of every block [B, blocks]; `slots` where there is none."""
-        slot = torch.arange(self.slots, device=self.seen.device)
-        return self.in_blocks(torch.where(self.seen, slot, self.slots)).amin(-1)
+        return self.in_blocks(self._real_slots).amin(-1)
 
-    def some_visible(self, part: Part, causal: bool) -> Tensor:
-        """In which blocks rows see a key, bool [B, 1, rows, blocks]."""
-        last = torch.full_like(part.first, self.slots - 1)
-        if causal:
-            last = part.first - self.start[:, None]
+    def visible(self, part: Part, causal: bool, blocks: bool = False) -> Tensor:
+        """Which slots rows see, or in which blocks they see any, bool [B, 1, rows, slots]."""
+        last = part.first - self.start[:, None] if causal else self.slots - 1
         last = torch.where(part.first >= 0, last, -1)
-        return (self._begin[:, None] <= last[..., None])[:, None]
+        begins = self._begins if blocks else self._real_slots
+        return (begins[:, None] <= last[..., None])[:, None]
 
     def finished(self, part: Part) -> Tensor:
         """Which blocks lie at or before the first query of rows, bool [B, 1, rows, blocks]."""

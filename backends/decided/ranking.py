@@ -36,23 +36,22 @@ def ranks(scores: Tensor, forced: Tensor | None) -> Tensor:
 
 
 def best(scores: Tensor, forced: Tensor | None, budget: int) -> Tensor:
-    """Where the highest scores float32 [..., c] stand, at most `budget`, but all that are forced:
-    ascending lists [..., r], -1 for none."""
+    """Where the highest scores float32 [..., c] stand, at most `budget`, but all that are forced,
+    bool [..., c]: ascending lists [..., r], -1 for none."""
     count = min(scores.shape[-1], budget)
-    if not scores.numel() or not count:
-        return scores.new_empty((*scores.shape[:-1], 0), dtype=torch.int64)
     raised = scores if forced is None else scores.masked_fill(forced, torch.inf)
     few, places = _few(raised, count + 1)
     # there is a rule neither for ties nor for NaN: rows where they matter are ranked
     least, unclear = _last_taken(few, count)
     if forced is not None:
-        unclear |= forced.expand_as(scores).sum(-1) > budget
+        unclear |= forced.sum(-1) > budget
     taken = few >= least.clamp_min(torch.finfo(few.dtype).min)
     if not bool(unclear.any()):
         return _put_back(listed(taken), places)
     lists = _put_back(listed(taken & ~unclear[..., None]), places)
-    forced_here = None if forced is None else forced.expand_as(scores)[unclear]
-    exact = _ranked_best(ranks(scores[unclear], forced_here), budget)
+    exact = _ranked_best(
+        ranks(scores[unclear], None if forced is None else forced[unclear]), budget
+    )
     lists, exact = equally_long([lists, exact])
     lists[unclear] = exact
     return lists
@@ -119,7 +118,7 @@ def listed(table: Tensor) -> Tensor:
     places, count = table.flatten().nonzero()[:, 0], math.prod(lead)
     rows, numbers = places // width, places % width
     short = torch.bincount(rows, minlength=count)
-    most = int(short.max()) if short.numel() else 0
+    most = int(short.max())
     # every number stands behind those before it, and what their lists and its own have too few
     short = (most - short).cumsum(0)
     lists = numbers.new_full((count * most,), -1)
@@ -130,8 +129,7 @@ def listed(table: Tensor) -> Tensor:
 def _ranked_best(ranked: Tensor, budget: int) -> Tensor:
     """The same of numbers that differ."""
     forced = (ranked >= FORCED).sum(-1)
-    forced_most = int(forced.max()) if forced.numel() else 0
-    most = min(ranked.shape[-1], max(budget, forced_most))
+    most = min(ranked.shape[-1], max(budget, int(forced.max())))
     values, places = ranked.topk(most, dim=-1)
     rank = torch.arange(most, device=ranked.device)
     taken = (values > NONE) & ((rank < budget) | (rank < forced[..., None]))

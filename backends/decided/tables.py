@@ -80,11 +80,13 @@ class Side:
         self.full = (self.natural and count % size == 0) or bool((self.places >= 0).all())
 
     def rows(self, part: slice = slice(None)) -> np.ndarray:
-        """The rows of some tiles of all lists, int64 [N T, R size], -1 for none."""
+        """The rows of some tiles of all lists, int64 [N T, R size], below 0 for none: -1 less one
+        of the same list."""
         places = self.places[:, :, part, None]
         base = torch.arange(self.lists.numel() * self.repeat, device=places.device) * self.count
+        base = base.view(*self.lists, 1, self.repeat, 1)
         at = places - (self.n - self.count)
-        rows = torch.where(at < 0, -1, base.view(*self.lists, 1, self.repeat, 1) + at)
+        rows = torch.where(at < 0, -1 - base, base + at)
         return np.asarray(rows.flatten(3).flatten(0, 2))
 
     @cached_property
@@ -168,7 +170,7 @@ class Placed:
 
     def held(self, low: int, high: int, slots: Tensor) -> Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
-        low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
+        low <= t < high: bool, or what is added to the scores, [N, high - low, s, h, w]."""
         slots = slots.view(self.batch, self.heads, high - low, -1)
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
         q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.first)
@@ -188,7 +190,7 @@ class Placed:
             mask = torch.where(mask, bias, -math.inf)
         size = high - low, slots.shape[3], self.repeat, self.q.size, self.k.size
         mask = mask.unsqueeze(4).expand(self.batch, self.heads, *size)
-        return mask.flatten(4, 5).flatten(0, 1).transpose(2, 3)
+        return mask.flatten(4, 5).flatten(0, 1)
 
 
 def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:

@@ -39,8 +39,9 @@ Positions = tuple[np.ndarray, np.ndarray]
 
 
 class Blocks:
-    """Blocks of one side: of rows int64 [blocks, height], -1 for a place that is not a row, or of
-    the numbers of tiles of a `size` [blocks, height / size], all of which are there."""
+    """Blocks of one side: of rows int64 [blocks, height], -1 less a row for a place that is none,
+    where that row is read, or of the numbers of tiles of a `size` [blocks, height / size], all of
+    which are there."""
 
     def __init__(self, rows: np.ndarray, size: int = 1) -> None:
         self.rows, self.size = rows, size
@@ -82,14 +83,16 @@ class Blocks:
 
     @cached_property
     def numbers(self) -> Tensor:
-        """The row of every place, int64 [blocks, height], -1 for none."""
-        rows = self.rows[..., None] * self.size + np.arange(self.size)
-        return torch.from_numpy(rows.reshape(self.count, -1) if self.size > 1 else self.rows)
+        """The row that is read at every place, int64 [blocks, height]."""
+        rows = self.rows if self._real is None else np.maximum(self.rows, -1 - self.rows)
+        if self.size > 1:
+            rows = (rows[..., None] * self.size + np.arange(self.size)).reshape(self.count, -1)
+        return torch.from_numpy(rows)
 
     @cached_property
     def index(self) -> Tensor:
-        """The same [blocks * height]; the first row in place of none."""
-        return self.numbers.flatten() if self._real is None else self.numbers.clamp(min=0).flatten()
+        """The same [blocks * height]."""
+        return self.numbers.flatten()
 
     @cached_property
     def tile_index(self) -> Tensor | None:
@@ -123,8 +126,8 @@ class Blocks:
 
     def read(self, **named: Tensor) -> list[Tensor]:
         """The blocks of tensors [c, rows, …] as [blocks, c, height, …], where they lie or in
-        buffers of their names; places that are not rows repeat the first row, with a log-sum-exp
-        [c, rows] of infinity, so that they weigh nothing."""
+        buffers of their names; places that are not rows repeat one, with a log-sum-exp [c, rows]
+        of infinity, so that they weigh nothing."""
         views = self.views(*named.values())
         if views is not None:
             return views

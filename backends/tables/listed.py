@@ -73,10 +73,8 @@ class ListedStep(Step):
         self.k_order, self.of_factors = order, of_factors
         self.width = lists.shape[2]
         self.tiles = lists.flatten().numpy()
-        rows = placed.q.rows(part)
-        self.height = rows.shape[1]
-        # a last tile without a row
-        self.rows = np.concatenate([rows, np.full((1, self.height), -1)])
+        self.rows = placed.q.rows(part)
+        self.height = self.rows.shape[1]
         there = lists.flatten(0, 1) >= 0
         masked = torch.zeros_like(there)
         if placed.masked is not None:
@@ -87,9 +85,9 @@ class ListedStep(Step):
             most = int(masked.sum(1).max())
             slots = torch.sort((~masked).to(torch.int8), dim=1, stable=True)[1][:, :most]
             # the masks [entries, h, w] of as many entries of each query tile
-            masks = placed.held(part.start, part.stop, slots.view(len(lists), -1, most))
-            self.masks = masks.transpose(2, 3).flatten(0, 2)
-            first = torch.arange(len(slots), device="cpu")[:, None] * most
+            slots = slots.view(len(lists), -1, most)
+            self.masks = placed.held(part.start, part.stop, slots).flatten(0, 2)
+            first = torch.arange(len(there), device="cpu")[:, None] * most
             self.place = (first + masked.cumsum(1) - 1).flatten()
         self.q_order: Order = AS_THEY_LIE
         if tall:
@@ -101,7 +99,7 @@ class ListedStep(Step):
             ends = [first + each.size for each, first in self.groups]
             at = at.reshape(-1, self.width)
             self.q_order = Repeated(
-                rows.ravel(), torch.from_numpy(at), max(ends, default=0) * self.height
+                self.rows.ravel(), torch.from_numpy(at), max(ends, default=0) * self.height
             )
 
     def _by_queries(self, there: np.ndarray) -> Iterator[np.ndarray]:
@@ -115,14 +113,13 @@ class ListedStep(Step):
             )
 
     def _by_keys(self) -> tuple[list[tuple[np.ndarray, int]], np.ndarray]:
-        """The entries [G, M] of key tiles that have about as many, -1 for none, with masks by
-        themselves, with the number of the first of each group among all; and that of every entry
-        [T, r], -1 for none."""
+        """The entries [G, M] of key tiles that have about as many, -1 less one of the tile for
+        none, with masks by themselves, with the number of the first of each group among all; and
+        that of every entry [T, r], -1 for none."""
         entries = np.flatnonzero(self.tiles >= 0)
         keys, masked = self.tiles[entries], self.has_mask[entries]
-        base = int(keys.min(initial=0))
-        span = int(keys.max(initial=0)) - base + 1
-        keys = keys - base + span * masked
+        span = int(keys.max(initial=0)) + 1
+        keys = keys + span * masked
         # short integers are sorted in a fraction of the time
         short = keys.astype(np.int16) if 2 * span < 1 << 15 else keys
         entries = entries[np.argsort(short, kind="stable")]
@@ -132,9 +129,9 @@ class ListedStep(Step):
         groups, places, first = [], np.full(len(self.tiles), -1), 0
         for each in np.unique(level):
             group = tiles[level == each]
-            turns = np.arange(counts[group].max())
-            at = (starts[group, None] + turns).clip(max=len(entries) - 1)
-            some = np.where(turns < counts[group, None], entries[at], -1)
+            turns, count = np.arange(counts[group].max()), counts[group, None]
+            some = entries[starts[group, None] + np.minimum(turns, count - 1)]
+            some = np.where(turns < count, some, -1 - some)
             places[some[some >= 0]] = first + np.flatnonzero(some >= 0)
             groups.append((some, first))
             first += some.size
@@ -162,13 +159,17 @@ class ListedPiece(Piece):
 
     def __init__(self, step: ListedStep, entries: np.ndarray, first: int) -> None:
         self.step, self.entries, count = step, entries, len(entries)
-        rows, keys = entries // step.width, step.tiles[entries]
-        rows, keys = (rows[:, :1], keys) if step.tall else (rows, keys[:, :1])
-        into = None
-        if not step.tall:
+        into, keys = None, step.tiles[entries if step.tall else entries[:, :1]]
+        if step.tall:
+            rows = step.rows[entries[:, 0] // step.width]
+        else:
+            # what fills up reads rows that are there
+            real = np.maximum(entries, -1 - entries)
+            rows = step.rows[real // step.width]
+            rows = np.where(entries[..., None] < 0, np.minimum(rows, -1 - rows), rows)
             # results of all entries lie one behind the other
             into = Blocks(np.arange(first, first + entries.size)[None], step.height)
-        q = Blocks(step.rows[rows].reshape(count, -1))
+        q = Blocks(rows.reshape(count, -1))
         super().__init__(q, Blocks(keys, step.placed.k.size), into)
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
@@ -197,7 +198,7 @@ class ListedPiece(Piece):
 
     def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor]:
         placed, order = self.step.placed, self.step.k_order
-        q, k = self.q.numbers.clamp(min=0), self.k.numbers
+        q, k = self.q.numbers, self.k.numbers
         k = k if order.natural else order.blocks.index[k]
         heads = (q // placed.n_q) % (placed.heads * placed.repeat)
         return q % placed.n_q, k % placed.n_k, heads

@@ -125,8 +125,8 @@ def _masks(placed: Placed, masked: Tensor) -> tuple[Tensor, Tensor]:
     for first in range(0, rows if most else 0, step):
         last = min(first + step, rows)
         # heads of a group hold the same pairs
-        mask = placed.held(first, last, slots[:, first:last])[:, :, :height]
-        bits[:, first:last] = packed(mask.transpose(2, 3))
+        mask = placed.held(first, last, slots[:, first:last])
+        bits[:, first:last] = packed(mask[:, :, :, :height])
     base = torch.arange(lists * rows, device=masked.device).view(lists, rows, 1) * max(1, most)
     return (masked.cumsum(2) - 1).clamp(min=0) + base, bits.flatten()
 
