@@ -32,27 +32,16 @@ class Part:
     first: Tensor
 
 
-@dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a call, of `queries` each, and its keys in blocks of `size`.
+    """The rows of a call, of `queries` each, and its keys in blocks of `size`: as many as the
+    samples have, so many at least.
 
     Slot s of a sample is its position start + s, int64 `at` [B, slots]; `start` is [B], `seen` bool
     [B, slots] says which slots are real keys.
     """
 
-    given: Given
-    queries: int
-    size: int
-    start: Tensor
-    at: Tensor
-    seen: Tensor
-    count: int
-    blocks: int
-
-    @staticmethod
-    def of(given: Given, queries: int, size: int, least: int = 0) -> Rows:
-        """As many rows and blocks as the samples have, so many at least."""
-        n = given.n_k
+    def __init__(self, given: Given, queries: int, size: int, least: int = 0) -> None:
+        self.given, self.queries, self.size, n = given, queries, size, given.n_k
         if given.padding is None:
             start = torch.zeros(len(given.q), dtype=torch.int64, device=given.q.device)
             begin, count = 0, (n - 1) // queries - given.first_query // queries + 1
@@ -63,10 +52,10 @@ class Rows:
             first = (start.clamp_min(given.first_query) - start) // queries
             last = (n - 1 - start) // queries
             begin, count = int(start.min()), max(least, int((last - first + 1).max()))
-        blocks = max(least, -(-(n - begin) // size))
-        at = start[:, None] + torch.arange(blocks * size, device=start.device)
-        seen = given.real.gather(1, at.clamp_max(n - 1)) & (at < n)
-        return Rows(given, queries, size, start, at, seen, count, blocks)
+        self.start, self.count, self.blocks = start, count, max(least, -(-(n - begin) // size))
+        self.slots = self.blocks * size
+        self.at = start[:, None] + torch.arange(self.slots, device=start.device)
+        self.seen = given.real.gather(1, self.at.clamp_max(n - 1)) & (self.at < n)
 
     @cached_property
     def first_row(self) -> Tensor:
@@ -81,10 +70,6 @@ class Rows:
             **{"size": self.size, "shared_by": self.queries, "n_q": self.given.n_q},
             **{"n_k": self.given.n_k, "from_zero": self.given.padding is None},
         }
-
-    @property
-    def slots(self) -> int:
-        return self.seen.shape[1]
 
     def in_slots(self, k: Tensor) -> Tensor:
         """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
@@ -150,7 +135,6 @@ class Rows:
         return torch.unflatten(slots, -1, (self.blocks, self.size))
 
 
-@dataclass(frozen=True, eq=False)
 class Scores:
     """The scores by one rule of the blocks of a call, rows after rows.
 
@@ -158,28 +142,23 @@ class Scores:
     least and greatest; else each row reads the keys that it sees.
     """
 
-    rows: Rows
-    scorer: str
-    keys: Tensor
-    pooled: tuple[Tensor, ...]
-
-    @staticmethod
-    def of(rows: Rows, scorer: str, exact: bool) -> Scores:
+    def __init__(self, rows: Rows, scorer: str, exact: bool) -> None:
+        self.rows, self.scorer = rows, scorer
+        self.pooled: tuple[Tensor, ...] = ()
         keys = rows.in_slots(rows.given.k.float())
         if scorer == "bound":
             # 0 times an infinite key is 0: it bounds nothing
             keys = keys.clamp(-LARGEST, LARGEST)
-        pooled: tuple[Tensor, ...] = ()
+        self.keys = keys
         if scorer in ("mean", "bound") and not exact:
             # no number, or an infinite one, where blocks hold no real key
             k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
             real = rows.in_blocks(rows.seen)[:, None, ..., None]
             if scorer == "mean":
-                pooled = (k.sum(3) / real.sum(3),)
+                self.pooled = (k.sum(3) / real.sum(3),)
             else:
                 low, high = (k.masked_fill(~real, x) for x in (torch.inf, -torch.inf))
-                pooled = low.amin(3), high.amax(3)
-        return Scores(rows, scorer, keys, pooled)
+                self.pooled = low.amin(3), high.amax(3)
 
     @property
     def width(self) -> int:

@@ -101,27 +101,26 @@ class TileLists:
     holds: Holds
     whole: bool = False
 
-    def _groups(self, repeat: int) -> list[Tensor | None]:
-        """Orders and lists of every so many heads [B or 1, groups, repeat, ..], [B or 1, 1, 1, ..]
-        of those that all heads have."""
-        each = self.q_order, self.k_order, self.lists
-        return [
-            x if x is None else torch.unflatten(x, 1, (-1, 1 if x.shape[1] == 1 else repeat))
-            for x in each
-        ]
-
     def is_shared(self, repeat: int) -> bool:
         """Whether so many heads that follow one another are known to have one order and lists."""
-        each = [x for x in self._groups(repeat) if x is not None and x.shape[2] > 1]
-        return self.whole and all(bool((x == x[:, :, :1]).all()) for x in each)
+        each = [x for x in (self.q_order, self.k_order, self.lists) if x is not None]
+        groups = (_by_group(x, repeat) for x in each)
+        return self.whole and all(bool((x == x[:, :, :1]).all()) for x in groups)
 
     def of_groups(self, repeat: int) -> TileLists:
         """The same for the first of every so many heads."""
         if repeat == 1:
             return self
-        firsts = (x if x is None else x[:, :, 0] for x in self._groups(repeat))
-        names = "q_order", "k_order", "lists"
-        return replace(self, **dict(zip(names, firsts, strict=True)))
+        q_order, k_order = (
+            x if x is None else _by_group(x, repeat)[:, :, 0] for x in (self.q_order, self.k_order)
+        )
+        lists = _by_group(self.lists, repeat)[:, :, 0]
+        return replace(self, q_order=q_order, k_order=k_order, lists=lists)
+
+
+def _by_group(x: Tensor, repeat: int) -> Tensor:
+    """[B, heads, ..] as [B, groups, repeat, ..], what all heads have as [B, 1, 1, ..]."""
+    return torch.unflatten(x, 1, (-1, 1 if x.shape[1] == 1 else repeat))
 
 
 class Choice:

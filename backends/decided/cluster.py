@@ -33,23 +33,18 @@ _kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], Tensor] = Cache(LI
 """The numbers drawn [1, heads, count] for seed, layer, heads, points, count and device."""
 
 
-@dataclass(frozen=True, eq=False)
 class Points:
     """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
     none."""
 
-    at: Tensor
-    real: Tensor
-
-    @staticmethod
-    def of(vectors: Tensor, real: Tensor) -> Points:
-        return Points(unit(vectors.float().masked_fill(~real[:, None, :, None], 0.0)), real)
+    def __init__(self, vectors: Tensor, real: Tensor) -> None:
+        self.at, self.real = unit(vectors.float().masked_fill(~real[:, None, :, None], 0.0)), real
 
     @staticmethod
     def of_both(given: Given) -> Points:
         """The queries of a call, and behind them its keys as each head reads them."""
         real = torch.cat([given.real[:, given.first_query :], given.real], 1)
-        return Points.of(torch.cat([given.q, given.keys_by_head], 2), real)
+        return Points(torch.cat([given.q, given.keys_by_head], 2), real)
 
     @cached_property
     def zero(self) -> Tensor:
@@ -173,7 +168,7 @@ def decide(leaf: Cluster, given: Given) -> Choice:
     q_real = given.real[:, given.first_query :]
     count = min(leaf.count or max(1, math.isqrt(given.n_k)), given.n_k)
     if leaf.of == "q":
-        labels = kmeans(Points.of(given.q, q_real), count, leaf, given.heads)
+        labels = kmeans(Points(given.q, q_real), count, leaf, given.heads)
         return QueryClusters(labels.masked_fill(~q_real[:, None], -1), count, given.n_k)
     if leaf.assign == "balanced":
         return _balanced(given, q_real)
@@ -197,8 +192,8 @@ def _balanced(given: Given, q_real: Tensor) -> Choice:
     """Each centroid takes its nearest queries and its nearest keys, as many of each."""
     centroids = unit(given.tables["centroids"].float())
     width = -(-given.n_k // centroids.shape[1])
-    q = _taken(Points.of(given.q, q_real), centroids, width)
-    k = _taken(Points.of(given.keys_by_head, given.real), centroids, width)
+    q = _taken(Points(given.q, q_real), centroids, width)
+    k = _taken(Points(given.keys_by_head, given.real), centroids, width)
     return _by_labels(q.transpose(2, 3), k.transpose(2, 3))
 
 

@@ -45,10 +45,15 @@ def best(scores: Tensor, forced: Tensor | None, budget: int) -> Tensor:
     least, unclear = _last_taken(few, count)
     if forced is not None:
         unclear |= forced.sum(-1) > budget
-    taken = few >= least.clamp_min(torch.finfo(few.dtype).min)
-    if not bool(unclear.any()):
-        return _put_back(listed(taken), places)
-    lists = _put_back(listed(taken & ~unclear[..., None]), places)
+    least, any_unclear = least.clamp_min(torch.finfo(few.dtype).min), bool(unclear.any())
+    if any_unclear:
+        least = least.masked_fill(unclear[..., None], torch.nan)
+    lists = listed(few >= least)
+    if places is not None:
+        positions = places.gather(-1, lists.clamp_min(0))
+        lists = torch.where(lists >= 0, positions, -1).sort(-1).values
+    if not any_unclear:
+        return lists
     exact = _ranked_best(
         ranks(scores[unclear], None if forced is None else forced[unclear]), budget
     )
@@ -95,14 +100,6 @@ def _few(scores: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
     few = grouped.gather(-1, groups[..., None, :].expand(*groups.shape[:-1], size, -1))
     turns = torch.arange(size, device=scores.device)[:, None] * grouped.shape[-1]
     return few.flatten(-2), (turns + groups[..., None, :]).flatten(-2)
-
-
-def _put_back(lists: Tensor, places: Tensor | None) -> Tensor:
-    """Ascending lists [..., r] of what stands at places [..., c]."""
-    if places is None:
-        return lists
-    positions = places.gather(-1, lists.clamp_min(0))
-    return torch.where(lists >= 0, positions, -1).sort(-1).values
 
 
 def marked(numbers: Tensor, count: int) -> Tensor:

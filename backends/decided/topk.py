@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -29,14 +27,8 @@ from attnspec.limits import LIMITS
 @torch.no_grad()
 def decide(leaf: TopK, given: Given) -> Choice:
     """The blocks that are taken, some rows at a time, which bounds the scores that are there."""
-    # a score input has a row for each that there is, and no other
-    rows = Rows.of(given, leaf.shared_by, leaf.block)
-    scores = None
-    if leaf.scorer:
-        # a forced block may be seen in part, and its mass counts
-        part = leaf.causal and leaf.mass is not None and leaf.block > 1
-        scores = Scores.of(rows, leaf.scorer, part or leaf.within is not None)
-    chooser = Chooser(leaf, rows, scores)
+    chooser = Chooser(leaf, given)
+    rows = chooser.rows
     found = [chooser.lists(part) for part in rows.parts(chooser.together)]
     # what is forced may be of single heads, whatever they share
     own = 1 if chooser.share == "all" else len(given.heads)
@@ -47,17 +39,19 @@ def decide(leaf: TopK, given: Given) -> Choice:
     return ListChoice(torch.cat(padded, 2), **rows.places, within=within)
 
 
-@dataclass(frozen=True, eq=False)
 class Chooser:
     """Decides the lists of some rows at a time."""
 
-    leaf: TopK
-    rows: Rows
-    scores: Scores | None
-
-    @property
-    def given(self) -> Given:
-        return self.rows.given
+    def __init__(self, leaf: TopK, given: Given) -> None:
+        self.leaf, self.given = leaf, given
+        # a score input has a row for each that there is, and no other
+        self.rows = Rows(given, leaf.shared_by, leaf.block)
+        self.scores: Scores | None = None
+        if leaf.scorer:
+            # a forced block may be seen in part, and its mass counts
+            part = leaf.causal and leaf.mass is not None and leaf.block > 1
+            self.scores = Scores(self.rows, leaf.scorer, part or leaf.within is not None)
+        self.share = leaf.share or ("group" if given.grouped else "head")
 
     @property
     def together(self) -> int:
@@ -67,10 +61,6 @@ class Chooser:
         if self.leaf.within is not None or self.leaf.always is not None:
             width = max(width, self.rows.queries * self.rows.slots)
         return LIMITS.product // max(1, batch * heads * width)
-
-    @property
-    def share(self) -> str:
-        return self.leaf.share or ("group" if self.given.grouped else "head")
 
     def pairs(self, graph: Relation) -> Pairs:
         return Pairs(graph, self.given.data, self.given.n_k)
@@ -87,7 +77,8 @@ class Chooser:
             scores = scores.masked_fill(~some, -torch.inf)
         shared, forced = self._shared(scores), self._forced(part)
         if forced is not None:
-            shared, forced = torch.broadcast_tensors(shared, forced)
+            heads = max(shared.shape[1], forced.shape[1])
+            shared, forced = (x.expand(-1, heads, -1, -1) for x in (shared, forced))
         candidates = shared
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)

@@ -9,6 +9,7 @@ one product; each row's results are merged in one sum.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,16 +45,13 @@ def listed_steps(
     each = max(1, count * (1 if tall else width) * height * size)
     if placed.masked is not None:
         each = max(each, count * height * width * placed.k.size // 4)
-    step, of_factors = max(1, LIMITS.partials // each), None
-    if factors is not None:
-        # they are counted by their places in all lists
-        step, of_factors = tiles, torch.zeros(placed.lists.shape, dtype=torch.float64, device="cpu")
-        factors.append(of_factors)
+    # factors are counted by their places in all lists
+    step = max(1, LIMITS.partials // each) if factors is None else tiles
     lies = placed.k.natural and placed.k.full
     order = AS_THEY_LIE if lies else Order(placed.k.rows().ravel())
     for low in range(0, tiles, step):
         part = slice(low, min(low + step, tiles))
-        yield ListedStep(placed, lists[:, part], part, order, tall, merges, of_factors)
+        yield ListedStep(placed, lists[:, part], part, order, tall, merges, factors)
 
 
 class ListedStep(Step):
@@ -67,14 +65,18 @@ class ListedStep(Step):
         order: Order,
         tall: bool,
         merges: bool,
-        of_factors: Tensor | None,
+        factors: list[Tensor] | None,
     ) -> None:
-        self.placed, self.tall, self.merges = placed, tall, merges
-        self.k_order, self.of_factors = order, of_factors
+        self.placed, self.tall, self.merges, self.k_order = placed, tall, merges, order
+        if factors is not None:
+            factors.append(torch.zeros(lists.shape, dtype=torch.float64, device="cpu"))
+            self.weigh = partial(_weigh, factors[-1].view(-1))
         self.width = lists.shape[2]
         self.tiles = lists.flatten().numpy()
-        self.rows = placed.q.rows(part)
-        self.height = self.rows.shape[1]
+        rows = placed.q.rows(part)
+        self.height = rows.shape[1]
+        # from behind those that are read and are none
+        self.rows = np.concatenate([rows, np.minimum(rows, -1 - rows)[::-1]])
         there = lists.flatten(0, 1) >= 0
         masked = torch.zeros_like(there)
         if placed.masked is not None:
@@ -95,12 +97,9 @@ class ListedStep(Step):
         else:
             self.groups, places = self._by_keys()
             at = places[:, None] * self.height + np.arange(self.height)[:, None]
-            at[np.broadcast_to(places[:, None] < 0, at.shape)] = -1
-            ends = [first + each.size for each, first in self.groups]
-            at = at.reshape(-1, self.width)
-            self.q_order = Repeated(
-                self.rows.ravel(), torch.from_numpy(at), max(ends, default=0) * self.height
-            )
+            at = torch.from_numpy(np.where(places[:, None] < 0, -1, at).reshape(-1, self.width))
+            count = sum([each.size for each, _ in self.groups]) * self.height
+            self.q_order = Repeated(rows.ravel(), at, count)
 
     def _by_queries(self, there: np.ndarray) -> Iterator[np.ndarray]:
         """The entries [G, C] of query tiles that have as many, with masks by themselves."""
@@ -159,18 +158,13 @@ class ListedPiece(Piece):
 
     def __init__(self, step: ListedStep, entries: np.ndarray, first: int) -> None:
         self.step, self.entries, count = step, entries, len(entries)
-        into, keys = None, step.tiles[entries if step.tall else entries[:, :1]]
-        if step.tall:
-            rows = step.rows[entries[:, 0] // step.width]
-        else:
-            # what fills up reads rows that are there
-            real = np.maximum(entries, -1 - entries)
-            rows = step.rows[real // step.width]
-            rows = np.where(entries[..., None] < 0, np.minimum(rows, -1 - rows), rows)
+        rows, keys = entries // step.width, step.tiles[entries]
+        rows, keys = (rows[:, :1], keys) if step.tall else (rows, keys[:, :1])
+        self.q = self.into = Blocks(step.rows[rows].reshape(count, -1))
+        self.k = Blocks(keys, step.placed.k.size)
+        if not step.tall:
             # results of all entries lie one behind the other
-            into = Blocks(np.arange(first, first + entries.size)[None], step.height)
-        q = Blocks(rows.reshape(count, -1))
-        super().__init__(q, Blocks(keys, step.placed.k.size), into)
+            self.into = Blocks(np.arange(first, first + entries.size)[None], step.height)
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
         step, (count, many) = self.step, self.entries.shape
@@ -198,12 +192,15 @@ class ListedPiece(Piece):
 
     def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor]:
         placed, order = self.step.placed, self.step.k_order
-        q, k = self.q.numbers, self.k.numbers
+        q, k = (x.index.view(x.count, -1) for x in (self.q, self.k))
         k = k if order.natural else order.blocks.index[k]
         heads = (q // placed.n_q) % (placed.heads * placed.repeat)
         return q % placed.n_q, k % placed.n_k, heads
 
-    def weigh(self, into: Tensor, keys: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
-        products = [(x * y).sum(-1) for x, y in zip(shares, keys, strict=True)]
-        each = (products[0] + products[1]).view(*self.entries.shape, -1).sum(-1)
-        into.view(-1)[torch.from_numpy(self.entries)] = each.to(into.dtype)
+
+def _weigh(into: Tensor, piece: Piece, keys: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
+    """Puts the gradients of the factors of a piece's entries where these stand."""
+    entries = piece.entries  # type: ignore[attr-defined]
+    products = [(x * y).sum(-1) for x, y in zip(shares, keys, strict=True)]
+    each = (products[0] + products[1]).view(*entries.shape, -1).sum(-1)
+    into[torch.from_numpy(entries)] = each.to(into.dtype)

@@ -79,7 +79,7 @@ class DecidedKernel(Launching, DecidedTables):
             data = {name: call.data[name][:, 0] for name in self.rest.work.reads}
             yield from self.rest.launches(tensors, replace(call, data=data), scale, back)
         for part in self.parts_of(tensors[0], call):
-            steps = [placed_step(placed) for placed in self.placed(part)]
+            steps = [placed_step(placed) for placed in part.tables(self.parts.products)]
             # padding is in the masks
             bare = replace(part, call=replace(part.call, padding=None, tables={}))
             yield Launches(self.looks, steps, bare, tensors, scale, back, in_line=True)
