@@ -8,7 +8,7 @@ are [B or 1, H or 1]. Answers have the shape [B or 1, H or 1, *broadcast of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, reduce
 from typing import Any, TypeVar
 
@@ -44,10 +44,10 @@ class Given:
     heads: tuple[int, ...]
     groups: tuple[int, ...]
     scales: tuple[float, ...]
-    padding: Tensor | None = None
-    data: Mapping[Any, Any] = field(default_factory=dict)
-    tables: Mapping[str, Tensor] = field(default_factory=dict)
-    keys: int | None = None
+    padding: Tensor | None
+    data: Mapping[Any, Any]
+    tables: Mapping[str, Tensor]
+    keys: int | None
 
     @property
     def grouped(self) -> bool:

@@ -108,7 +108,7 @@ class Placed:
 
     def __init__(self, part: Part, product: Product, layout: TileLists) -> None:
         self.batch, self.heads, self.repeat, self.n_q = part.sizes
-        self.n_k, self.first = part.n_k, part.n_k - self.n_q
+        self.n_k = part.n_k
         self.layout = layout = layout.of_groups(self.repeat)
         self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
         self.q = Side(layout.q_order, layout.q_tile, self.n_k, lists, self.repeat, self.n_q)
@@ -122,7 +122,7 @@ class Placed:
             self.conditions.append(lambda q, k: real[at.view(-1, *(1,) * 5), k])
         self.conditions += part.conditions(product)
 
-    @property
+    @cached_property
     def numbered(self) -> Tensor:
         """The lists [N, T, r] by the numbers of key tiles among those of all lists."""
         count = self.k.places.shape[2]
@@ -165,7 +165,7 @@ class Placed:
         low <= t < high: bool, or what is added to the scores, [N, high - low, s, h, w]."""
         slots = slots.view(self.batch, self.heads, high - low, -1)
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
-        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.first)
+        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.n_k - self.n_q)
         k = of_tiles(self.k.places, tiles)[..., None, :]
         mask, k, bias = k >= 0, k.clamp(min=0), None
         for condition in self.conditions:

@@ -125,12 +125,10 @@ class Chooser:
             return scores
         if self.share == "all":
             return scores.mean(1, keepdim=True)
-        groups = sorted(set(self.given.groups))
-        number = table_of(tuple(groups.index(x) for x in self.given.groups), scores.device)
-        sizes = tuple(self.given.groups.count(group) for group in groups)
-        count = table_of(sizes, scores.device).view(1, -1, 1, 1)
-        total = scores.new_zeros(len(scores), len(groups), *scores.shape[2:])
-        return (total.index_add_(1, number, scores) / count)[:, number]
+        groups = table_of(self.given.groups, scores.device)
+        number, sizes = groups.unique(return_inverse=True, return_counts=True)[1:]
+        total = scores.new_zeros(len(scores), len(sizes), *scores.shape[2:])
+        return (total.index_add_(1, number, scores) / sizes.view(-1, 1, 1))[:, number]
 
     def _forced(self, part: Part) -> Tensor | None:
         """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""

@@ -107,9 +107,8 @@ class Blocks:
             return None
         first, views = int(self.rows[0, 0]) * self.size, []
         for x in tensors:
-            head, row, *rest = x.stride()
-            size = self.count, x.shape[0], self.height, *x.shape[2:]
-            strides = self.distance * row, head, row, *rest
+            size, row = (self.count, len(x), self.height, *x.shape[2:]), x.stride(1)
+            strides = self.distance * row, *x.stride()
             views.append(x.as_strided(size, strides, x.storage_offset() + first * row))
         return views
 

@@ -8,7 +8,7 @@ computes the same, which takes a number for every pair.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -123,18 +123,13 @@ class DecidedTables(SteppedKernel):
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
 
-    def rests(self, call: Call) -> Iterator[tuple[slice, SoftmaxKernel, Call]]:
+    def rests(self, call: Call, batch: int) -> Iterable[tuple[slice, Any, Call]]:
         """The kernels of what stands beside, in tables, each with its samples and their call."""
         if self.rest is None:
-            return
-        reads = self.rest.work.reads
-        if not reads:
-            yield slice(None), cast(SoftmaxKernel, self.rest.kernel_of({}, 0)), call
-            return
-        data = {name: call.data[name][:, 0] for name in reads}
-        batch, heads = len(data[reads[0]]), len(self.heads)
-        for some, kernel, mine in self.rest.samples(replace(call, data=data), batch, heads):
-            yield some, cast(SoftmaxKernel, kernel), mine
+            return ()
+        data = {name: call.data[name][:, 0] for name in self.rest.work.reads}
+        samples = self.rest.samples(replace(call, data=data), batch, len(self.heads))
+        return cast("Iterable[tuple[slice, Any, Call]]", samples)
 
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         """The parts of a call that are computed together."""
@@ -142,7 +137,7 @@ class DecidedTables(SteppedKernel):
 
     def _begun(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         out, lse = super()._begun(q, k, v, call, scale)
-        for of, kernel, its in self.rests(call):
+        for of, kernel, its in self.rests(call, len(q)):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         return out, lse
 
@@ -150,7 +145,7 @@ class DecidedTables(SteppedKernel):
         self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         into, tables = super()._begun_back(grad, saved, call, scale)
-        for of, kernel, its in self.rests(call):
+        for of, kernel, its in self.rests(call, len(grad)):
             shares = kernel.backward(grad[of], [x[of] for x in saved], its, scale)
             totals = [*(x[of] for x in into), *tables.values()]
             for total, share in zip(totals, shares, strict=True):

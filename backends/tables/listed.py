@@ -38,8 +38,7 @@ def listed_steps(
 ) -> Iterator[ListedStep]:
     """The steps of a layout for numbers of a size, some query tiles after the others; `merges` as
     steps have it, and `factors` takes the gradients of the factors of entries [B, K, T, r]."""
-    lists, height = placed.numbered, placed.q.size * placed.repeat
-    count, tiles, width = lists.shape
+    (count, tiles, width), height = placed.numbered.shape, placed.q.size * placed.repeat
     # the gradient of an entry's factor is that of its own keys and values
     tall = factors is not None or height >= min(LIMITS.tall, placed.k.size)
     each = max(1, count * (1 if tall else width) * height * size)
@@ -51,7 +50,7 @@ def listed_steps(
     order = AS_THEY_LIE if lies else Order(placed.k.rows().ravel())
     for low in range(0, tiles, step):
         part = slice(low, min(low + step, tiles))
-        yield ListedStep(placed, lists[:, part], part, order, tall, merges, factors)
+        yield ListedStep(placed, part, order, tall, merges, factors)
 
 
 class ListedStep(Step):
@@ -60,7 +59,6 @@ class ListedStep(Step):
     def __init__(
         self,
         placed: Placed,
-        lists: Tensor,
         part: slice,
         order: Order,
         tall: bool,
@@ -68,6 +66,7 @@ class ListedStep(Step):
         factors: list[Tensor] | None,
     ) -> None:
         self.placed, self.tall, self.merges, self.k_order = placed, tall, merges, order
+        lists = placed.numbered[:, part]
         if factors is not None:
             factors.append(torch.zeros(lists.shape, dtype=torch.float64, device="cpu"))
             self.weigh = partial(_weigh, factors[-1].view(-1))
