@@ -29,8 +29,8 @@ KEPT = 0.999
 
 ROUNDS = 10
 
-_kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], Tensor] = Cache(LIMITS.draws, DRAWS)
-"""The numbers drawn [1, heads, count] for seed, layer, heads, points, count and device."""
+_kept: Cache[tuple[int, int, tuple[int, ...], int, str, int], Tensor] = Cache(LIMITS.draws, DRAWS)
+"""The numbers drawn [1, heads, count] for seed, layer, heads, count, device and points."""
 
 
 class Points:
@@ -67,12 +67,10 @@ def drawn(
         rows = np.sort(np.where(rows < 0, size, rows), axis=-1)
         return torch.from_numpy(rows).to(device, torch.int64)
 
+    draw = leaf.seed, leaf.layer, heads, count, str(device)
     number = torch.cat(
         [
-            _kept.get(
-                (leaf.seed, leaf.layer, heads, size, count, str(device)),
-                partial(apart, partial(build, size)),
-            )
+            _kept.get((*draw, size), partial(apart, partial(build, size)))
             for size in array_of(sizes).tolist()
         ]
     )

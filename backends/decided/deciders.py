@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,12 +36,17 @@ class Decision:
     works: tuple[Work, ...]
     first: int = 0
 
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The run-time inputs that the graph is about."""
+        return tuple(inputs_of(self.leaf))
+
     def given(self, q: Tensor, k: Tensor, call: Call, keys: int | None = None) -> Given:
         """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d], and the tables
         of these heads; `keys` as `Given` has it."""
         ratio = q.shape[1] // k.shape[1]
         # [B, H, …], [B, H_kv, …] or [B, 1, …]
-        own = {name: call.data[name] for name in inputs_of(self.leaf) if name in call.data}
+        own = {name: call.data[name] for name in self.inputs if name in call.data}
         count = q.shape[1]
         if len(self.heads) < count or own:
             index = table_of(tuple(head - self.first for head in self.heads), q.device)

@@ -145,5 +145,4 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
         blocks = blocks.gather(-1, rising_places(blocks))
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
-    sizes = size, 1, given.n_q, given.n_k
-    return ListChoice(blocks, start, first_row, *sizes, from_zero=True)
+    return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k, from_zero=True)

@@ -107,7 +107,7 @@ class Blocks:
             return None
         first, views = int(self.rows[0, 0]) * self.size, []
         for x in tensors:
-            size, row = (self.count, len(x), self.height, *x.shape[2:]), x.stride(1)
+            size, row = (self.count, x.shape[0], self.height, *x.shape[2:]), x.stride(1)
             strides = self.distance * row, *x.stride()
             views.append(x.as_strided(size, strides, x.storage_offset() + first * row))
         return views
@@ -192,8 +192,9 @@ _buffers = local()
 
 def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU, valid until the next one for the same use."""
-    count, kept, key = math.prod(shape), vars(_buffers), f"{use}, {dtype}"
-    buffer: Tensor | None = kept.get(key)
+    count, key = math.prod(shape), (use, dtype)
+    kept: dict[Any, Tensor] = _buffers.__dict__
+    buffer = kept.get(key)
     if buffer is None or buffer.numel() < count:
         # a buffer made in inference mode could not be written to outside of it
         with torch.inference_mode(False):

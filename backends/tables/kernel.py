@@ -39,8 +39,7 @@ changes of its scores."""
 
 
 class ByTables(SoftmaxKernel):
-    """What is there by tables where its own kernel cannot go; where inputs are read, by the
-    definition."""
+    """Goes by tables where its own kernel cannot go; where inputs are read, by the definition."""
 
     def __init__(
         self,
