@@ -32,27 +32,16 @@ class Part:
     first: Tensor
 
 
-@dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a call, of `queries` each, and its keys in blocks of `size`.
+    """The rows of a call, of `queries` each, and its keys in blocks of `size`: as many as the
+    samples have, so many at least.
 
     Slot s of a sample is its position start + s, int64 `at` [B, slots]; `start` is [B], `seen` bool
     [B, slots] says which slots are real keys.
     """
 
-    given: Given
-    queries: int
-    size: int
-    start: Tensor
-    at: Tensor
-    seen: Tensor
-    count: int
-    blocks: int
-
-    @staticmethod
-    def of(given: Given, queries: int, size: int, least: int = 0) -> Rows:
-        """As many rows and blocks as the samples have, of these so many at least."""
-        n = given.n_k
+    def __init__(self, given: Given, queries: int, size: int, least: int = 0) -> None:
+        self.given, self.queries, self.size, n = given, queries, size, given.n_k
         if given.padding is None:
             start = torch.zeros(len(given.q), dtype=torch.int64, device=given.q.device)
             begin, count = 0, (n - 1) // queries - given.first_query // queries + 1
@@ -62,11 +51,11 @@ class Rows:
             start = torch.where(given.padding.any(-1), start, n)
             first = (start.clamp_min(given.first_query) - start) // queries
             last = (n - 1 - start) // queries
-            begin, count = int(start.min()), int((last - first + 1).max().clamp_min(0))
-        blocks = max(least, -(-(n - begin) // size))
-        at = start[:, None] + torch.arange(blocks * size, device=start.device)
-        seen = given.real.gather(1, at.clamp_max(n - 1)) & (at < n)
-        return Rows(given, queries, size, start, at, seen, count, blocks)
+            begin, count = int(start.min()), max(least, int((last - first + 1).max()))
+        self.start, self.count, self.blocks = start, count, max(least, -(-(n - begin) // size))
+        self.slots = self.blocks * size
+        self.at = start[:, None] + torch.arange(self.slots, device=start.device)
+        self.seen = given.real.gather(1, self.at.clamp_max(n - 1)) & (self.at < n)
 
     @cached_property
     def first_row(self) -> Tensor:
@@ -82,10 +71,6 @@ class Rows:
             **{"n_k": self.given.n_k, "from_zero": self.given.padding is None},
         }
 
-    @property
-    def slots(self) -> int:
-        return self.seen.shape[1]
-
     def in_slots(self, k: Tensor) -> Tensor:
         """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
         at = self.at.clamp_max(self.given.n_k - 1)
@@ -96,8 +81,9 @@ class Rows:
         """The rows, at most so many at a time."""
         # queries of another sequence have no padding
         real = self.given.real if self.given.keys is None else torch.ones_like(self.given.real)
-        for low in range(0, self.count, max(1, most)):
-            high = min(self.count, low + max(1, most))
+        most = max(1, most)
+        for low in range(0, self.count, most):
+            high = min(self.count, low + most)
             row = self.first_row[:, None] + torch.arange(low, high, device=real.device)
             q_at = row[..., None] * self.queries + torch.arange(self.queries, device=real.device)
             q_at = q_at + self.start[:, None, None]
@@ -121,27 +107,23 @@ class Rows:
         total = rows.masked_fill(~present, 0.0).sum(3)
         return total / present.sum(3).clamp_min(1)
 
-    def visible(self, part: Part, causal: bool) -> Tensor:
-        """Which slots rows see, bool [B, 1, rows, slots]."""
-        seen = self.seen[:, None] & (part.first >= 0)[..., None]
-        if causal:
-            slot = torch.arange(self.slots, device=seen.device)
-            seen = seen & (slot <= (part.first - self.start[:, None])[..., None])
-        return seen[:, None]
+    @cached_property
+    def _real_slots(self) -> Tensor:
+        """The number of every slot that is a real key, [B, slots]; `slots` for others."""
+        slot = torch.arange(self.slots, device=self.seen.device)
+        return torch.where(self.seen, slot, self.slots)
 
     @cached_property
-    def _begin(self) -> Tensor:
+    def _begins(self) -> Tensor:
         """The first real slot of every block [B, blocks]; `slots` where there is none."""
-        slot = torch.arange(self.slots, device=self.seen.device)
-        return self.in_blocks(torch.where(self.seen, slot, self.slots)).amin(-1)
+        return self.in_blocks(self._real_slots).amin(-1)
 
-    def some_visible(self, part: Part, causal: bool) -> Tensor:
-        """In which blocks rows see a key, bool [B, 1, rows, blocks]."""
-        last = torch.full_like(part.first, self.slots - 1)
-        if causal:
-            last = part.first - self.start[:, None]
+    def visible(self, part: Part, causal: bool, blocks: bool = False) -> Tensor:
+        """Which slots rows see, or in which blocks they see any, bool [B, 1, rows, slots]."""
+        last = part.first - self.start[:, None] if causal else self.slots - 1
         last = torch.where(part.first >= 0, last, -1)
-        return (self._begin[:, None] <= last[..., None])[:, None]
+        begins = self._begins if blocks else self._real_slots
+        return (begins[:, None] <= last[..., None])[:, None]
 
     def finished(self, part: Part) -> Tensor:
         """Which blocks lie at or before the first query of rows, bool [B, 1, rows, blocks]."""
@@ -153,7 +135,6 @@ class Rows:
         return torch.unflatten(slots, -1, (self.blocks, self.size))
 
 
-@dataclass(frozen=True, eq=False)
 class Scores:
     """The scores by one rule of the blocks of a call, rows after rows.
 
@@ -161,28 +142,23 @@ class Scores:
     least and greatest; else each row reads the keys that it sees.
     """
 
-    rows: Rows
-    scorer: str
-    keys: Tensor
-    pooled: tuple[Tensor, ...]
-
-    @staticmethod
-    def of(rows: Rows, scorer: str, exact: bool) -> Scores:
+    def __init__(self, rows: Rows, scorer: str, exact: bool) -> None:
+        self.rows, self.scorer = rows, scorer
+        self.pooled: tuple[Tensor, ...] = ()
         keys = rows.in_slots(rows.given.k.float())
         if scorer == "bound":
             # 0 times an infinite key is 0: it bounds nothing
             keys = keys.clamp(-LARGEST, LARGEST)
-        pooled: tuple[Tensor, ...] = ()
+        self.keys = keys
         if scorer in ("mean", "bound") and not exact:
             # no number, or an infinite one, where blocks hold no real key
             k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
             real = rows.in_blocks(rows.seen)[:, None, ..., None]
             if scorer == "mean":
-                pooled = (k.sum(3) / real.sum(3),)
+                self.pooled = (k.sum(3) / real.sum(3),)
             else:
                 low, high = (k.masked_fill(~real, x) for x in (torch.inf, -torch.inf))
-                pooled = low.amin(3), high.amax(3)
-        return Scores(rows, scorer, keys, pooled)
+                self.pooled = low.amin(3), high.amax(3)
 
     @property
     def width(self) -> int:

@@ -8,7 +8,7 @@ are [B or 1, H or 1]. Answers have the shape [B or 1, H or 1, *broadcast of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, reduce
 from typing import Any, TypeVar
 
@@ -37,7 +37,6 @@ class Given:
     choices of graphs that are arguments; `tables` what is learned or kept, [H or 1, *shape].
     `keys` is None where queries are positions of the keys; else they are another sequence, which
     stands behind so many keys, and none of them is padding.
-    `shared` are the inputs that say the same of heads that share keys, as far as their shape tells.
     """
 
     q: Tensor
@@ -45,11 +44,10 @@ class Given:
     heads: tuple[int, ...]
     groups: tuple[int, ...]
     scales: tuple[float, ...]
-    padding: Tensor | None = None
-    data: Mapping[Any, Any] = field(default_factory=dict)
-    tables: Mapping[str, Tensor] = field(default_factory=dict)
-    keys: int | None = None
-    shared: frozenset[str] = frozenset()
+    padding: Tensor | None
+    data: Mapping[Any, Any]
+    tables: Mapping[str, Tensor]
+    keys: int | None
 
     @property
     def grouped(self) -> bool:
@@ -92,8 +90,7 @@ class TileLists:
     tile, the last one perhaps fewer. `lists` is int64 [B or 1, H or 1, query tiles, r], numbers of
     key tiles, -1 for none, in any order, none twice. `holds` are the pairs that are computed here:
     of several layouts of one choice each pair is in one alone, and it may have pairs nowhere else
-    than in its tiles; `whole` says that it has all that are in its tiles, `alike` whether heads
-    that share keys share their lists, None where that is not known.
+    than in its tiles; `whole` says that it has all that are in its tiles.
     """
 
     q_order: Tensor | None
@@ -103,41 +100,38 @@ class TileLists:
     lists: Tensor
     holds: Holds
     whole: bool = False
-    alike: bool | None = None
 
     def is_shared(self, repeat: int) -> bool:
-        """Whether so many heads that follow one another have the same order and lists."""
-        if repeat == 1 or not self.whole or self.alike is not None:
-            return repeat == 1 or (self.whole and bool(self.alike))
-        return all(
-            x is None
-            or x.shape[1] == 1
-            or all(bool((x[:, i::repeat] == x[:, ::repeat]).all()) for i in range(1, repeat))
-            for x in (self.q_order, self.k_order, self.lists)
-        )
+        """Whether so many heads that follow one another are known to have one order and lists."""
+        each = [x for x in (self.q_order, self.k_order, self.lists) if x is not None]
+        groups = (_by_group(x, repeat) for x in each)
+        return self.whole and all(bool((x == x[:, :, :1]).all()) for x in groups)
 
     def of_groups(self, repeat: int) -> TileLists:
         """The same for the first of every so many heads."""
+        if repeat == 1:
+            return self
+        q_order, k_order = (
+            x if x is None else _by_group(x, repeat)[:, :, 0] for x in (self.q_order, self.k_order)
+        )
+        lists = _by_group(self.lists, repeat)[:, :, 0]
+        return replace(self, q_order=q_order, k_order=k_order, lists=lists)
 
-        def every(x: Tensor) -> Tensor:
-            return x if x.shape[1] == 1 else x[:, ::repeat]
 
-        q_order, k_order = (x if x is None else every(x) for x in (self.q_order, self.k_order))
-        return replace(self, q_order=q_order, k_order=k_order, lists=every(self.lists))
+def _by_group(x: Tensor, repeat: int) -> Tensor:
+    """[B, heads, ..] as [B, groups, repeat, ..], what all heads have as [B, 1, 1, ..]."""
+    return torch.unflatten(x, 1, (-1, 1 if x.shape[1] == 1 else repeat))
 
 
 class Choice:
     """The pairs of one graph for the tensors of a call; padding of keys is cut elsewhere.
 
-    Tensors among the fields of a choice are [B or 1, H or 1, ...].
+    Tensors among the fields of a choice are [B or 1, H or 1, ...]. One that is not computed by
+    means has `layouts()`: tiles that hold all pairs, at least one layout.
     """
 
     def holds(self, q: Tensor, k: Tensor) -> Tensor:
         """Whether query position q reads key position k: bool, elementwise."""
-        raise NotImplementedError
-
-    def layouts(self) -> tuple[TileLists, ...]:
-        """Tiles that hold all pairs; at least one layout."""
         raise NotImplementedError
 
     @property
@@ -147,22 +141,12 @@ class Choice:
 
     # --- what some graphs change beside the pairs ----------------------------------------------
 
-    def counts(self, q: Tensor, k: Tensor) -> Tensor:
-        """How often each pair is weighed, int, 0 where it is none, of a choice that is counted."""
-        raise NotImplementedError
+    counted: bool = False
+    """Whether some pairs are weighed several times: `counts` says how often, int, 0 for none."""
 
     weight: Tensor | None = None
     """Numbers [B, H, …] that are 1, and have a gradient: keys and values of some pairs are
     multiplied with them."""
-
-    def factor(self, q: Tensor, k: Tensor) -> Tensor:
-        """What keys and values are multiplied with for each pair, of a choice with weights."""
-        raise NotImplementedError
-
-    def of_weight(self, sums: Tensor) -> Tensor:
-        """The gradient of the weights [B, H, …], given those of the factor of each entry in the
-        lists of the one layout [B, H, query tiles, r]: the sums over their pairs."""
-        raise NotImplementedError
 
     def attending(self, q: Tensor) -> Tensor:
         """What attends in place of the queries [B, H, n_q, d]."""
@@ -171,9 +155,6 @@ class Choice:
     def rounds(self) -> tuple[Choice, ...]:
         """The choices whose outputs are averaged, where that is asked for."""
         return ()
-
-    counted: bool = False
-    """Whether some pairs are weighed several times."""
 
 
 def rounds_of(work: Work, call: Call) -> list[Call]:
@@ -251,7 +232,7 @@ class CodeChoice(Choice):
     ) -> CodeChoice:
         """The choice with codes in as few bytes as they take; where there is none, that of the
         query is far below all of keys, and that of the key one above it."""
-        most = look + max(int(x.max()) if x.numel() else 0 for x in (q, k))
+        most = look + max(int(x.max()) for x in (q, k))
         for kind in (torch.int16, torch.int32, torch.int64):
             far = (torch.iinfo(kind).max + 1) // 2
             if most < far - 2:

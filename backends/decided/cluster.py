@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -29,29 +29,22 @@ KEPT = 0.999
 
 ROUNDS = 10
 
-_kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], Tensor] = Cache(LIMITS.draws, DRAWS)
-"""The numbers drawn [1, heads, count] for seed, layer, heads, points, count and device."""
+_kept: Cache[tuple[int, int, tuple[int, ...], int, str, int], Tensor] = Cache(LIMITS.draws, DRAWS)
+"""The numbers drawn [1, heads, count] for seed, layer, heads, count, device and points."""
 
 
-@dataclass(frozen=True, eq=False)
 class Points:
     """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
-    none; `every` says that all are known to be real."""
+    none."""
 
-    at: Tensor
-    real: Tensor
-    every: bool
-
-    @staticmethod
-    def of(given: Given, vectors: Tensor, real: Tensor) -> Points:
-        vectors = vectors.float().masked_fill(~real[:, None, :, None], 0.0)
-        return Points(unit(vectors), real, given.padding is None)
+    def __init__(self, vectors: Tensor, real: Tensor) -> None:
+        self.at, self.real = unit(vectors.float().masked_fill(~real[:, None, :, None], 0.0)), real
 
     @staticmethod
     def of_both(given: Given) -> Points:
         """The queries of a call, and behind them its keys as each head reads them."""
         real = torch.cat([given.real[:, given.first_query :], given.real], 1)
-        return Points.of(given, torch.cat([given.q, given.keys_by_head], 2), real)
+        return Points(torch.cat([given.q, given.keys_by_head], 2), real)
 
     @cached_property
     def zero(self) -> Tensor:
@@ -64,24 +57,24 @@ def drawn(
 ) -> tuple[Tensor, Tensor]:
     """The first centroids [B, H, count, d], as many of the points, and bool [B, 1, count], which
     there are: fewer where there are fewer points. Number i of the draw is the i-th real point."""
-    device = points.at.device
+    device, sizes = points.at.device, points.real.sum(-1)
 
-    def build(population: np.ndarray) -> Tensor:
-        row = np.zeros(len(population), np.int64)
+    def build(size: int) -> Tensor:
         streams = [Stream(leaf.seed, CENTROIDS, leaf.layer, head) for head in heads]
-        rows = np.stack([distinct(each, row, population, count) for each in streams], 1)
-        return torch.from_numpy(np.sort(rows, axis=-1)).to(device, torch.int64)
+        one = np.zeros(1, np.int64), np.array([size])
+        rows = np.stack([distinct(each, *one, count) for each in streams], 1)
+        # those that are missing stand last
+        rows = np.sort(np.where(rows < 0, size, rows), axis=-1)
+        return torch.from_numpy(rows).to(device, torch.int64)
 
-    if points.every:
-        size = points.real.shape[1]
-        wanted = leaf.seed, leaf.layer, heads, size, count, str(device)
-        one = _kept.get(wanted, lambda: apart(lambda: build(np.array([size]))))
-        number = one.expand(len(points.at), -1, -1)
-    else:
-        number = build(array_of(points.real.sum(-1)))
-    # the numbers that are missing stand first: let them stand last
-    number = torch.where(number < 0, points.real.shape[1], number).sort(-1).values
-    exists = (number < points.real.sum(-1)[:, None, None])[:, :1]
+    draw = leaf.seed, leaf.layer, heads, count, str(device)
+    number = torch.cat(
+        [
+            _kept.get((*draw, size), partial(apart, partial(build, size)))
+            for size in array_of(sizes).tolist()
+        ]
+    )
+    exists = (number < sizes[:, None, None])[:, :1]
     place = points.real.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     at = place[:, None].expand(-1, len(heads), -1).gather(2, number.clamp_max(place.shape[1] - 1))
     return points.at.gather(2, at[..., None].expand(-1, -1, -1, points.at.shape[3])), exists
@@ -173,7 +166,7 @@ def decide(leaf: Cluster, given: Given) -> Choice:
     q_real = given.real[:, given.first_query :]
     count = min(leaf.count or max(1, math.isqrt(given.n_k)), given.n_k)
     if leaf.of == "q":
-        labels = kmeans(Points.of(given, given.q, q_real), count, leaf, given.heads)
+        labels = kmeans(Points(given.q, q_real), count, leaf, given.heads)
         return QueryClusters(labels.masked_fill(~q_real[:, None], -1), count, given.n_k)
     if leaf.assign == "balanced":
         return _balanced(given, q_real)
@@ -197,8 +190,8 @@ def _balanced(given: Given, q_real: Tensor) -> Choice:
     """Each centroid takes its nearest queries and its nearest keys, as many of each."""
     centroids = unit(given.tables["centroids"].float())
     width = -(-given.n_k // centroids.shape[1])
-    q = _taken(Points.of(given, given.q, q_real), centroids, width)
-    k = _taken(Points.of(given, given.keys_by_head, given.real), centroids, width)
+    q = _taken(Points(given.q, q_real), centroids, width)
+    k = _taken(Points(given.keys_by_head, given.real), centroids, width)
     return _by_labels(q.transpose(2, 3), k.transpose(2, 3))
 
 

@@ -47,13 +47,13 @@ class Decision:
         ratio = q.shape[1] // k.shape[1]
         # [B, H, …], [B, H_kv, …] or [B, 1, …]
         own = {name: call.data[name] for name in self.inputs if name in call.data}
-        shared = frozenset(name for name, x in own.items() if x.shape[1] != q.shape[1])
-        if len(self.heads) < q.shape[1] or own:
+        count = q.shape[1]
+        if len(self.heads) < count or own:
             index = table_of(tuple(head - self.first for head in self.heads), q.device)
             for name, x in own.items():
                 if x.shape[1] > 1:
-                    own[name] = x[:, index // ratio if name in shared else index]
-            if len(self.heads) < q.shape[1]:
+                    own[name] = x[:, index // (count // x.shape[1])]
+            if len(self.heads) < count:
                 q, k = q[:, index], k[:, index // ratio]
         return Given(
             q=q,
@@ -65,7 +65,6 @@ class Decision:
             data={**call.data, **own},
             tables=call.tables,
             keys=keys,
-            shared=shared,
         )
 
 

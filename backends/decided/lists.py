@@ -41,8 +41,7 @@ class ListChoice(Choice):
 
     `blocks` is int64 [B, H or 1, rows, r], each list ascending, -1 for none, none twice. The first
     row of each sample has the number `first_row` [B, 1] in the sequence; `start` is [B, 1].
-    `within` cuts the pairs. `from_zero` says that every sample is known to start at 0,
-    and `alike` whether heads that share keys are known to share their lists.
+    `within` cuts the pairs. `from_zero` says that every sample is known to start at 0.
     """
 
     blocks: Tensor
@@ -54,7 +53,6 @@ class ListChoice(Choice):
     n_k: int
     within: Pairs | None = None
     from_zero: bool = False
-    alike: bool | None = None
 
     def holds(self, q: Tensor, k: Tensor) -> Tensor:
         row, block, inside = self._named(q, k)
@@ -121,8 +119,7 @@ class ListChoice(Choice):
             k_order = self.start[..., None] + torch.arange(n, device=device)
             k_order = torch.where(k_order < n, k_order, -1)
         tiles = self.shared_by, self.size, self.blocks
-        whole = self.within is None
-        return (TileLists(q_order, k_order, *tiles, self.holds, whole, self.alike),)
+        return (TileLists(q_order, k_order, *tiles, self.holds, self.within is None),)
 
     @property
     def lists(self) -> Mapping[str, Tensor]:
@@ -148,6 +145,4 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
         blocks = blocks.gather(-1, rising_places(blocks))
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
-    sizes = size, 1, given.n_q, given.n_k
-    alike = True if name in given.shared else None
-    return ListChoice(blocks, start, first_row, *sizes, from_zero=True, alike=alike)
+    return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k, from_zero=True)

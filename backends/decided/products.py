@@ -66,13 +66,10 @@ def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
     # terms without a decided graph stay together
     still = [term for term in relation.terms if not decided_in(term)]
     together = joined(type(relation), still, None)
-    parts: list[list[tuple[Relation, ...]]] = [] if together is None else [[(together,)]]
-    for term in relation.terms:
-        if decided_in(term):
-            found = _products(term)
-            if found is None:
-                return None
-            parts.append(found)
+    terms = [*([] if together is None else [together]), *filter(decided_in, relation.terms)]
+    parts = [part for part in map(_products, terms) if part is not None]
+    if len(parts) < len(terms):
+        return None
     if isinstance(relation, Union):
         products = list(chain(*parts))
     else:

@@ -36,23 +36,27 @@ def ranks(scores: Tensor, forced: Tensor | None) -> Tensor:
 
 
 def best(scores: Tensor, forced: Tensor | None, budget: int) -> Tensor:
-    """Where the highest scores float32 [..., c] stand, at most `budget`, but all that are forced:
-    ascending lists [..., r], -1 for none."""
+    """Where the highest scores float32 [..., c] stand, at most `budget`, but all that are forced,
+    bool [..., c]: ascending lists [..., r], -1 for none."""
     count = min(scores.shape[-1], budget)
-    if not scores.numel() or not count:
-        return scores.new_empty((*scores.shape[:-1], 0), dtype=torch.int64)
     raised = scores if forced is None else scores.masked_fill(forced, torch.inf)
     few, places = _few(raised, count + 1)
     # there is a rule neither for ties nor for NaN: rows where they matter are ranked
     least, unclear = _last_taken(few, count)
     if forced is not None:
-        unclear |= forced.expand_as(scores).sum(-1) > budget
-    taken = few >= least.clamp_min(torch.finfo(few.dtype).min)
-    if not bool(unclear.any()):
-        return _put_back(listed(taken), places)
-    lists = _put_back(listed(taken & ~unclear[..., None]), places)
-    forced_here = None if forced is None else forced.expand_as(scores)[unclear]
-    exact = _ranked_best(ranks(scores[unclear], forced_here), budget)
+        unclear |= forced.sum(-1) > budget
+    least, any_unclear = least.clamp_min(torch.finfo(few.dtype).min), bool(unclear.any())
+    if any_unclear:
+        least = least.masked_fill(unclear[..., None], torch.nan)
+    lists = listed(few >= least)
+    if places is not None:
+        positions = places.gather(-1, lists.clamp_min(0))
+        lists = torch.where(lists >= 0, positions, -1).sort(-1).values
+    if not any_unclear:
+        return lists
+    exact = _ranked_best(
+        ranks(scores[unclear], None if forced is None else forced[unclear]), budget
+    )
     lists, exact = equally_long([lists, exact])
     lists[unclear] = exact
     return lists
@@ -98,14 +102,6 @@ def _few(scores: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
     return few.flatten(-2), (turns + groups[..., None, :]).flatten(-2)
 
 
-def _put_back(lists: Tensor, places: Tensor | None) -> Tensor:
-    """Ascending lists [..., r] of what stands at places [..., c]."""
-    if places is None:
-        return lists
-    positions = places.gather(-1, lists.clamp_min(0))
-    return torch.where(lists >= 0, positions, -1).sort(-1).values
-
-
 def marked(numbers: Tensor, count: int) -> Tensor:
     """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
     table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
@@ -119,7 +115,7 @@ def listed(table: Tensor) -> Tensor:
     places, count = table.flatten().nonzero()[:, 0], math.prod(lead)
     rows, numbers = places // width, places % width
     short = torch.bincount(rows, minlength=count)
-    most = int(short.max()) if short.numel() else 0
+    most = int(short.max())
     # every number stands behind those before it, and what their lists and its own have too few
     short = (most - short).cumsum(0)
     lists = numbers.new_full((count * most,), -1)
@@ -130,8 +126,7 @@ def listed(table: Tensor) -> Tensor:
 def _ranked_best(ranked: Tensor, budget: int) -> Tensor:
     """The same of numbers that differ."""
     forced = (ranked >= FORCED).sum(-1)
-    forced_most = int(forced.max()) if forced.numel() else 0
-    most = min(ranked.shape[-1], max(budget, forced_most))
+    most = min(ranked.shape[-1], max(budget, int(forced.max())))
     values, places = ranked.topk(most, dim=-1)
     rank = torch.arange(most, device=ranked.device)
     taken = (values > NONE) & ((rank < budget) | (rank < forced[..., None]))

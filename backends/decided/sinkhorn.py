@@ -25,15 +25,14 @@ class MatchChoice(ListChoice):
 
     matched: Tensor
     cut: bool
-    weight: Tensor | None = None
+    weight: Tensor
 
     def factor(self, q: Tensor, k: Tensor) -> Tensor:
         row, block, inside = self._named(q, k)
-        weight = torch.ones_like(self.matched) if self.weight is None else self.weight
         # a block that several rows have counts once, and trains all of them
         shares = [
             torch.where(inside & (look_up(blocks, row) == block), look_up(factor, row) - 1, 0.0)
-            for blocks, factor in zip(self.matched.unbind(-1), weight.unbind(-1), strict=True)
+            for blocks, factor in zip(self.matched.unbind(-1), self.weight.unbind(-1), strict=True)
         ]
         return 1 + torch.stack(shares).sum(0)
 
@@ -49,7 +48,7 @@ class MatchChoice(ListChoice):
 
 def decide(leaf: Sinkhorn, given: Given) -> Choice:
     """The matched blocks; raises ValueError where there are more than the network is for."""
-    rows = Rows.of(given, leaf.size, leaf.size, least=1)
+    rows = Rows(given, leaf.size, leaf.size, least=1)
     blocks = rows.blocks
     if blocks > leaf.max_blocks:
         raise ValueError(

@@ -80,11 +80,13 @@ class Side:
         self.full = (self.natural and count % size == 0) or bool((self.places >= 0).all())
 
     def rows(self, part: slice = slice(None)) -> np.ndarray:
-        """The rows of some tiles of all lists, int64 [N T, R size], -1 for none."""
+        """The rows of some tiles of all lists, int64 [N T, R size], below 0 for none: -1 less one
+        of the same list."""
         places = self.places[:, :, part, None]
         base = torch.arange(self.lists.numel() * self.repeat, device=places.device) * self.count
+        base = base.view(*self.lists, 1, self.repeat, 1)
         at = places - (self.n - self.count)
-        rows = torch.where(at < 0, -1, base.view(*self.lists, 1, self.repeat, 1) + at)
+        rows = torch.where(at < 0, -1 - base, base + at)
         return np.asarray(rows.flatten(3).flatten(0, 2))
 
     @cached_property
@@ -98,37 +100,29 @@ class Side:
         """The tiles whose places are positions that follow one another; None where all are."""
         if self.full and self.natural:
             return None
-        first, last = self.ends
-        follows = (self.places[..., :-1] < self.places[..., 1:]).all(-1)
-        return (last - first == self.size - 1) & follows
+        return (self.places.diff() == 1).all(-1) & (self.places[..., 0] >= 0)
 
 
-@dataclass(eq=False)
 class Placed:
-    """The tables of a layout for tensors of `shape` [B, K, R, n_q, …] and of n_k keys.
+    """The tables of a layout of a product for a part of a call, of tensors [B, K, R, n_q, …]."""
 
-    `each` are the conditions on pairs besides. Pairs in tiles that `static` covers need not be
-    examined, if padding, bool [B, n_k], does not ask for it, and not `always`.
-    """
-
-    layout: TileLists
-    shape: tuple[int, int, int, int]
-    n_k: int
-    each: Sequence[Holds] = ()
-    static: Relation | None = None
-    always: bool = False
-    padding: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.batch, self.heads, self.repeat, self.n_q = self.shape
-        self.first = self.n_k - self.n_q
-        self.layout = layout = self.layout.of_groups(self.repeat)
+    def __init__(self, part: Part, product: Product, layout: TileLists) -> None:
+        self.batch, self.heads, self.repeat, self.n_q = part.sizes
+        self.n_k = part.n_k
+        self.layout = layout = layout.of_groups(self.repeat)
         self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
-        n = self.n_k
-        self.q = Side(layout.q_order, layout.q_tile, n, lists, self.repeat, self.n_q)
-        self.k = Side(layout.k_order, layout.k_tile, n, lists, 1, n)
+        self.q = Side(layout.q_order, layout.q_tile, self.n_k, lists, self.repeat, self.n_q)
+        self.k = Side(layout.k_order, layout.k_tile, self.n_k, lists, 1, self.n_k)
+        # pairs in tiles that these cover need not be examined, unless there are others
+        self.static, self.padding = product.static, part.padding
+        self.always = bool(product.others) or not layout.whole
+        self.conditions: list[Holds] = [] if layout.whole else [layout.holds]
+        if self.padding is not None:
+            real, at = self.padding, torch.arange(self.batch, device=lists.device)
+            self.conditions.append(lambda q, k: real[at.view(-1, *(1,) * 5), k])
+        self.conditions += part.conditions(product)
 
-    @property
+    @cached_property
     def numbered(self) -> Tensor:
         """The lists [N, T, r] by the numbers of key tiles among those of all lists."""
         count = self.k.places.shape[2]
@@ -140,7 +134,7 @@ class Placed:
     def masked(self) -> Tensor | None:
         """The entries whose pairs need to be examined, bool [N, T, r]; None for none."""
         there = self.lists >= 0
-        if not self.layout.whole or self.always:
+        if self.always:
             return there.flatten(0, 1)
         tiles = self.lists.clamp(min=0)
         wholes = [] if self.k.compact is None else [of_tiles(self.k.compact, tiles)]
@@ -168,17 +162,13 @@ class Placed:
 
     def held(self, low: int, high: int, slots: Tensor) -> Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
-        low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
+        low <= t < high: bool, or what is added to the scores, [N, high - low, s, h, w]."""
         slots = slots.view(self.batch, self.heads, high - low, -1)
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
-        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.first)
+        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.n_k - self.n_q)
         k = of_tiles(self.k.places, tiles)[..., None, :]
         mask, k, bias = k >= 0, k.clamp(min=0), None
-        each = [] if self.layout.whole else [self.layout.holds]
-        if self.padding is not None:
-            padding, at = self.padding, torch.arange(self.batch, device=k.device)
-            each.append(lambda q, k: padding[at.view(-1, *(1,) * 5), k])
-        for condition in (*each, *self.each):
+        for condition in self.conditions:
             pairs = condition(q, k)
             if pairs.dtype == torch.bool:
                 mask = mask & pairs
@@ -188,7 +178,7 @@ class Placed:
             mask = torch.where(mask, bias, -math.inf)
         size = high - low, slots.shape[3], self.repeat, self.q.size, self.k.size
         mask = mask.unsqueeze(4).expand(self.batch, self.heads, *size)
-        return mask.flatten(4, 5).flatten(0, 1).transpose(2, 3)
+        return mask.flatten(4, 5).flatten(0, 1)
 
 
 def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:
@@ -243,22 +233,33 @@ class Part:
         layouts = self.data[product.leaf].layouts()
         return tuple(self.fitted(each, heads, self.n_k) for each in layouts)
 
-    def tables(self, product: Product) -> Iterator[Placed]:
-        """The tables of a product, one layout after the other."""
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """How many samples, key heads and query heads of each it has, and queries."""
+        batch, heads, repeat = (x.stop - x.start for x in (self.samples, self.heads, self.repeats))
+        return batch, heads, repeat, self.shape[3]
+
+    @cached_property
+    def padding(self) -> Tensor | None:
+        """Which keys are real, bool [B, n_k]; None where all are."""
+        padding = None if self.call.padding is None else self.call.padding[self.samples]
+        return None if padding is None or bool(padding.all()) else padding
+
+    def conditions(self, product: Product) -> list[Holds]:
+        """What a product asks of pairs besides, and how often its choice weighs them."""
         others = product.others if product.static is None else (product.static, *product.others)
         each: list[Holds] = [Pairs(x, self.data, self.n_k).holds for x in others]
-        choice, padding = self.data[product.leaf], self.call.padding
+        choice = self.data[product.leaf]
         if choice.counted:
             each.append(lambda q, k: choice.counts(q, k).double().log())
-        padding = None if padding is None else padding[self.samples]
-        if padding is not None and bool(padding.all()):
-            padding = None
-        batch, heads, repeat = (x.stop - x.start for x in (self.samples, self.heads, self.repeats))
-        shape = batch, heads, repeat, self.shape[3]
-        always = bool(product.others)
-        for layout in self.layouts(product):
-            if layout.lists.numel():
-                yield Placed(layout, shape, self.n_k, each, product.static, always, padding)
+        return each
+
+    def tables(self, products: Sequence[Product]) -> Iterator[Placed]:
+        """The tables of products, one layout after the other."""
+        for product in products:
+            for layout in self.layouts(product):
+                if layout.lists.numel():
+                    yield Placed(self, product, layout)
 
     def apart(self, products: Sequence[Product]) -> Iterator[Part]:
         """The part itself where heads that share keys share lists, else a part of each."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -29,50 +27,40 @@ from attnspec.limits import LIMITS
 @torch.no_grad()
 def decide(leaf: TopK, given: Given) -> Choice:
     """The blocks that are taken, some rows at a time, which bounds the scores that are there."""
-    # a score input has a row for each that there is, and no other
-    rows = Rows.of(given, leaf.shared_by, leaf.block)
-    scores = None
-    if leaf.scorer:
-        # a forced block may be seen in part, and its mass counts
-        part = leaf.causal and leaf.mass is not None and leaf.block > 1
-        scores = Scores.of(rows, leaf.scorer, part or leaf.within is not None)
-    chooser = Chooser(leaf, given, rows, scores)
+    chooser = Chooser(leaf, given)
+    rows = chooser.rows
     found = [chooser.lists(part) for part in rows.parts(chooser.together)]
-    heads = chooser.heads
+    # what is forced may be of single heads, whatever they share
+    own = 1 if chooser.share == "all" else len(given.heads)
+    heads = max([own, *(x.shape[1] for x in found)])
     none = torch.zeros(len(given.q), heads, 0, 0, dtype=torch.int64, device=given.q.device)
     padded = [x.expand(-1, heads, -1, -1) for x in equally_long([none, *found])]
     within = None if leaf.within is None else chooser.pairs(leaf.within)
-    alike = chooser.share != "head"
-    return ListChoice(torch.cat(padded, 2), **rows.places, within=within, alike=alike)
+    return ListChoice(torch.cat(padded, 2), **rows.places, within=within)
 
 
-@dataclass(frozen=True, eq=False)
 class Chooser:
     """Decides the lists of some rows at a time."""
 
-    leaf: TopK
-    given: Given
-    rows: Rows
-    scores: Scores | None
+    def __init__(self, leaf: TopK, given: Given) -> None:
+        self.leaf, self.given = leaf, given
+        # a score input has a row for each that there is, and no other
+        self.rows = Rows(given, leaf.shared_by, leaf.block)
+        self.scores: Scores | None = None
+        if leaf.scorer:
+            # a forced block may be seen in part, and its mass counts
+            part = leaf.causal and leaf.mass is not None and leaf.block > 1
+            self.scores = Scores(self.rows, leaf.scorer, part or leaf.within is not None)
+        self.share = leaf.share or ("group" if given.grouped else "head")
 
     @property
     def together(self) -> int:
         """How many rows are decided together."""
         width = self.rows.blocks if self.scores is None else self.scores.width
         batch, heads = self.given.q.shape[:2]
-        graphs = [self.leaf.within, self.leaf.always]
-        if any(graph is not None for graph in graphs):
+        if self.leaf.within is not None or self.leaf.always is not None:
             width = max(width, self.rows.queries * self.rows.slots)
-        return max(1, LIMITS.product // max(1, batch * heads * width))
-
-    @property
-    def share(self) -> str:
-        return self.leaf.share or ("group" if self.given.grouped else "head")
-
-    @property
-    def heads(self) -> int:
-        """How many heads have lists of their own, 1 for all."""
-        return 1 if self.share == "all" else len(self.given.heads)
+        return LIMITS.product // max(1, batch * heads * width)
 
     def pairs(self, graph: Relation) -> Pairs:
         return Pairs(graph, self.given.data, self.given.n_k)
@@ -87,8 +75,10 @@ class Chooser:
         )
         if not bool(some.all()):
             scores = scores.masked_fill(~some, -torch.inf)
-        forced = self._forced(part)
-        shared = self._shared(scores)
+        shared, forced = self._shared(scores), self._forced(part)
+        if forced is not None:
+            heads = max(shared.shape[1], forced.shape[1])
+            shared, forced = (x.expand(-1, heads, -1, -1) for x in (shared, forced))
         candidates = shared
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
@@ -112,7 +102,7 @@ class Chooser:
         in which blocks they see any, [B, 1 or H, rows, blocks]."""
         leaf, rows = self.leaf, self.rows
         if leaf.within is None and (self.scores is None or self.scores.pooled):
-            return None, rows.some_visible(part, leaf.causal)
+            return None, rows.visible(part, leaf.causal, blocks=True)
         seen = rows.visible(part, leaf.causal)
         if leaf.within is not None:
             seen = seen & self._any_pair(part, leaf.within)
@@ -135,12 +125,10 @@ class Chooser:
             return scores
         if self.share == "all":
             return scores.mean(1, keepdim=True)
-        groups = sorted(set(self.given.groups))
-        number = table_of(tuple(groups.index(x) for x in self.given.groups), scores.device)
-        sizes = tuple(self.given.groups.count(group) for group in groups)
-        count = table_of(sizes, scores.device).view(1, -1, 1, 1)
-        total = scores.new_zeros(len(scores), len(groups), *scores.shape[2:])
-        return (total.index_add_(1, number, scores) / count)[:, number]
+        groups = table_of(self.given.groups, scores.device)
+        number, sizes = groups.unique(return_inverse=True, return_counts=True)[1:]
+        total = scores.new_zeros(len(scores), len(sizes), *scores.shape[2:])
+        return (total.index_add_(1, number, scores) / sizes.view(-1, 1, 1))[:, number]
 
     def _forced(self, part: Part) -> Tensor | None:
         """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""

@@ -136,7 +136,11 @@ class TablesBackend:
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.decided:
-            return _decided_steps(work)
+            parts = parts_of(work.relation)
+            if work.decided[0].averages or parts is None:
+                return ("means of queries over all keys",)
+            lines = (f"lists of `{product.leaf.name}`" for product in parts.products)
+            return (*lines, *(["the rest in tables"] if parts.rest is not None else []))
         if work.decodes:
             return (f"{len(row_keys(work)[0]):,} of {work.n_k:,} keys",)
         if not self.stepped(work, work.device):
@@ -189,14 +193,6 @@ def refuses_decided(work: Work, device: str) -> str | None:
         if leaf.averages and work.changes.placed:
             return "scores depend on positions, and the mean query of a cluster has none"
     return None
-
-
-def _decided_steps(work: Work) -> tuple[str, ...]:
-    parts = parts_of(work.relation)
-    if work.decided[0].averages or parts is None:
-        return ("means of queries over all keys",)
-    lines = [f"lists of `{product.leaf.name}`" for product in parts.products]
-    return (*lines, *(["the rest in tables"] if parts.rest is not None else []))
 
 
 def _stepped_seconds(work: Work) -> float:

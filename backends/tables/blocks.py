@@ -8,9 +8,8 @@ them: [blocks, heads, rows, size].
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from threading import local
 from typing import Any
 
@@ -39,18 +38,19 @@ Positions = tuple[np.ndarray, np.ndarray]
 
 
 class Blocks:
-    """Blocks of one side: of rows int64 [blocks, height], -1 for a place that is not a row, or of
-    the numbers of tiles of a `size` [blocks, height / size], all of which are there."""
+    """Blocks of one side: of rows int64 [blocks, height], -1 less a row for a place that is none,
+    where that row is read, or of the numbers of tiles of a `size` [blocks, height / size], all of
+    which are there."""
 
     def __init__(self, rows: np.ndarray, size: int = 1) -> None:
         self.rows, self.size = rows, size
         self.count, self.height = len(rows), rows.shape[1] * size
 
     @cached_property
-    def _real(self) -> np.ndarray | None:
-        """The places that are rows, bool [blocks, height]; None where all are."""
-        real = self.rows >= 0
-        return None if self.size > 1 or real.all() else real
+    def missing(self) -> Tensor | None:
+        """The places that are not rows, or None."""
+        none = self.rows.ravel() < 0
+        return torch.from_numpy(none.nonzero()[0]) if none.any() else None
 
     @cached_property
     def distance(self) -> int | None:
@@ -74,22 +74,19 @@ class Blocks:
         ends = flat[:TILE].tolist()
         if self.size > 1 or ends != list(range(ends[0], ends[0] + len(ends))):
             return self.size
-        if self._real is not None:
+        if self.missing is not None:
             return 1
         breaks = np.flatnonzero(np.diff(flat) != 1) + 1
         starts = flat[np.concatenate([[0], breaks])]
         return int(np.gcd.reduce(np.concatenate([breaks, starts, [self.height]])))
 
     @cached_property
-    def numbers(self) -> Tensor:
-        """The row of every place, int64 [blocks, height], -1 for none."""
-        rows = self.rows[..., None] * self.size + np.arange(self.size)
-        return torch.from_numpy(rows.reshape(self.count, -1) if self.size > 1 else self.rows)
-
-    @cached_property
     def index(self) -> Tensor:
-        """The same [blocks * height]; the first row in place of none."""
-        return self.numbers.flatten() if self._real is None else self.numbers.clamp(min=0).flatten()
+        """The row that is read at every place, int64 [blocks * height]."""
+        rows = self.rows if self.missing is None else np.maximum(self.rows, -1 - self.rows)
+        if self.size > 1:
+            rows = rows[..., None] * self.size + np.arange(self.size)
+        return torch.from_numpy(rows.ravel())
 
     @cached_property
     def tile_index(self) -> Tensor | None:
@@ -98,11 +95,6 @@ class Blocks:
             return None
         tiles = self.rows if self.size > 1 else self.rows[:, :: self.tile] // self.tile
         return torch.from_numpy(tiles.ravel())
-
-    @cached_property
-    def missing(self) -> Tensor | None:
-        """The places that are not rows, or None."""
-        return None if self._real is None else torch.from_numpy(np.flatnonzero(~self._real))
 
     @cached_property
     def present(self) -> Tensor:
@@ -115,16 +107,15 @@ class Blocks:
             return None
         first, views = int(self.rows[0, 0]) * self.size, []
         for x in tensors:
-            head, row, *rest = x.stride()
-            size = self.count, x.shape[0], self.height, *x.shape[2:]
-            strides = self.distance * row, head, row, *rest
+            size, row = (self.count, x.shape[0], self.height, *x.shape[2:]), x.stride(1)
+            strides = self.distance * row, *x.stride()
             views.append(x.as_strided(size, strides, x.storage_offset() + first * row))
         return views
 
     def read(self, **named: Tensor) -> list[Tensor]:
         """The blocks of tensors [c, rows, …] as [blocks, c, height, …], where they lie or in
-        buffers of their names; places that are not rows repeat the first row, with a log-sum-exp
-        [c, rows] of infinity, so that they weigh nothing."""
+        buffers of their names; places that are not rows repeat one, with a log-sum-exp [c, rows]
+        of infinity, so that they weigh nothing."""
         views = self.views(*named.values())
         if views is not None:
             return views
@@ -195,26 +186,21 @@ def _tiles(x: Tensor, size: int) -> Tensor:
     return torch.unflatten(x[:, : x.shape[1] // size * size], 1, (-1, size))
 
 
-class _Scratch(local):
-    """Buffers of one thread: fresh memory costs more than what is computed in it."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
-
-
-_scratch = _Scratch()
+_buffers = local()
+"""Those of one thread: fresh memory costs more than what is computed in it."""
 
 
 def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU, valid until the next one for the same use."""
-    count = math.prod(shape)
-    buffer = _scratch.kept.get((use, dtype))
+    count, key = math.prod(shape), (use, dtype)
+    kept: dict[Any, Tensor] = _buffers.__dict__
+    buffer = kept.get(key)
     if buffer is None or buffer.numel() < count:
         # a buffer made in inference mode could not be written to outside of it
         with torch.inference_mode(False):
             buffer = torch.empty(count, dtype=dtype, device="cpu")
         if count <= LIMITS.buffer:
-            _scratch.kept[use, dtype] = buffer
+            kept[key] = buffer
     return buffer[:count].view(shape)
 
 
@@ -294,7 +280,8 @@ class Repeated(Order):
 class Step:
     """The batches of one step, and both sides as they are read: where they lie, or put in order."""
 
-    of_factors: Tensor | None = None
+    weigh: Callable[[Piece, Sequence[Tensor], Sequence[Tensor]], None] | None = None
+    """Takes the gradients of the factors of keys and values of a piece, from those of both."""
 
     def __init__(
         self, batches: Sequence[Batch[np.ndarray]], positions: Positions, merges: bool
@@ -303,10 +290,10 @@ class Step:
         q, k = [batch.q for batch in batches], [batch.k for batch in batches]
         self.q_order = self.k_order = AS_THEY_LIE
         if not follows(q):
-            ends = np.cumsum([0, *(rows.size for rows in q)])
-            self.q_order = Order(np.concatenate([rows.ravel() for rows in q]))
-            at = np.arange(ends[-1])
-            q = [at[a:b].reshape(x.shape) for (a, b), x in zip(pairwise(ends), q, strict=True)]
+            rows = np.concatenate([x.ravel() for x in q])
+            self.q_order = Order(rows)
+            places = np.split(np.arange(len(rows)), np.cumsum([x.size for x in q])[:-1])
+            q = [at.reshape(x.shape) for at, x in zip(places, q, strict=True)]
         if not follows(k):
             order, k = in_order(k)
             self.k_order = Order(order)
@@ -324,36 +311,16 @@ class Step:
 
 
 class Piece:
-    """Some blocks of a step with what is added to their scores; what is computed of their queries
-    belongs to the rows `into`."""
+    """Some blocks of a batch; what is computed of their queries belongs to the rows `into`."""
 
-    def __init__(self, q: Blocks, k: Blocks, into: Blocks | None = None) -> None:
-        self.q, self.k, self.into = q, k, into or q
+    def __init__(self, batch: TensorBatch, low: int, high: int) -> None:
+        self.q = self.into = Blocks(batch.q[low:high])
+        self.k = Blocks(batch.k[low:high])
+        self.batch, self.low, self.high = batch, low, high
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
         """What is added to scores [blocks, c, h, w], in a type; `padding` is what is added for
         every key."""
-        raise NotImplementedError
-
-    def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The numbers of queries [blocks, h] and keys [blocks, w] among all, with `alike` those of
-        the first block where all are as far apart; and the heads of the queries where they are not
-        those of c."""
-        raise NotImplementedError
-
-    def weigh(self, into: Tensor, keys: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
-        """Adds to the gradients of the factors of keys and values, from those of both."""
-        raise NotImplementedError
-
-
-class BatchPiece(Piece):
-    """Some blocks of a batch."""
-
-    def __init__(self, batch: TensorBatch, low: int, high: int) -> None:
-        super().__init__(Blocks(batch.q[low:high]), Blocks(batch.k[low:high]))
-        self.batch, self.low, self.high = batch, low, high
-
-    def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
         bias = self.batch.kept
         if bias is None:
             bias = self.batch.added(self.low, self.high)
@@ -364,7 +331,10 @@ class BatchPiece(Piece):
             bias = real if bias is None else bias + real
         return None if bias is None else bias[:, None].to(kind)
 
-    def places(self, alike: bool) -> tuple[Tensor, Tensor, None]:
+    def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The numbers of queries [blocks, h] and keys [blocks, w] among all, with `alike` those of
+        the first block where all are as far apart; and the heads of the queries where they are not
+        those of c."""
         low, high = (0, 1) if alike and self.batch.alike else (self.low, self.high)
         return self.batch.queries[low:high], self.batch.keys[low:high], None
 
@@ -419,7 +389,7 @@ class TensorBatch(DeviceBatch):
         for first in range(0, self.blocks, span):
             last = min(first + span, self.blocks)
             for low in range(first, last, most):
-                yield BatchPiece(self, low, min(low + most, last))
+                yield Piece(self, low, min(low + most, last))
 
 
 def follows(rows: Sequence[np.ndarray]) -> bool:
@@ -477,7 +447,7 @@ def attend(
                 part = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
             else:
                 wider = [x.to(wide) for x in rows]
-                part = scores.forward(wider, bias, scale, scores.of_piece(piece))
+                part = scores.forward(piece, wider, bias, scale)
             piece.into.put((now[0], now[1]), part, step.q_order.natural and step.merges)
         step.q_order.put(result, now, step.merges)
     empty = lse < LOWEST / 2
@@ -511,7 +481,7 @@ def derive(
             *above, out_now, lse_now = piece.q.read(**named)
             parts = *above, *piece.k.read(k=k_now, v=v_now), out_now, lse_now.contiguous()
             if scores is not None and (scores.learned or scores.scores.bends):
-                grads = scores.backward(parts, bias, scale, scores.of_piece(piece))
+                grads = scores.backward(piece, parts, bias, scale)
             else:
                 if scores is not None:
                     bias = scores.added(piece, bias, wide)
@@ -522,7 +492,7 @@ def derive(
                 piece.into.put(q_sums, grads[:1], False)
             for total, share in zip(sums, grads[1:], strict=True):
                 piece.k.add(total, share)
-            if step.of_factors is not None:
-                piece.weigh(step.of_factors, parts[2:4], grads[1:])
+            if step.weigh is not None:
+                step.weigh(piece, parts[2:4], grads[1:])
         queries.add(into[:1], q_sums)
         order.add(into[1:], sums)

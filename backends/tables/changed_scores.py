@@ -7,7 +7,7 @@ backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -23,9 +23,6 @@ from attnspec.lower.work import Work
 
 Learned = Mapping[str, Tensor]
 """Learned tables [heads of the work, buckets] by their names."""
-
-Change = Callable[[Tensor, "Tensor | None", Learned], Tensor]
-"""What the scaled scores of blocks become under a mask that is added, with these tables."""
 
 
 @dataclass(eq=False)
@@ -69,17 +66,16 @@ class ScoreChanges:
         """Whether gradients of tables are asked for."""
         return any(table.requires_grad for table in self.tables.values())
 
-    def of_piece(self, piece: Piece) -> Change:
-        """The change of scores [blocks, c, h, w] of a piece."""
+    def _changed(
+        self, piece: Piece, q: Tensor, k: Tensor, bias: Tensor | None, tables: Learned
+    ) -> Tensor:
+        """What the scores of a piece [blocks, c, h, w] become under a mask that is added, with
+        these tables."""
         placed, heads = self._of(piece)
-
-        def change(scores: Tensor, bias: Tensor | None, tables: Learned) -> Tensor:
-            left = pairs_left(bias, self.scores)
-            left = None if left is None else left.expand_as(scores).transpose(0, 1)
-            changed = self.function(scores.transpose(0, 1), placed, tables, heads, left)
-            return masked(changed.transpose(0, 1), bias, self.scores)
-
-        return change
+        scores, left = q @ _for_each(k, q).mT, pairs_left(bias, self.scores)
+        left = None if left is None else left.expand_as(scores).transpose(0, 1)
+        changed = self.function(scores.transpose(0, 1), placed, tables, heads, left)
+        return masked(changed.transpose(0, 1), bias, self.scores)
 
     def added(self, piece: Piece, bias: Tensor | None, kind: torch.dtype) -> Tensor:
         """What additive changes and a mask add to the scores of a piece [blocks, c, h, w]."""
@@ -90,22 +86,18 @@ class ScoreChanges:
         return masked(added.transpose(0, 1), bias, self.scores)
 
     def forward(
-        self, rows: Sequence[Tensor], bias: Tensor | None, scale: float, change: Change
+        self, piece: Piece, rows: Sequence[Tensor], bias: Tensor | None, scale: float
     ) -> Partial:
         """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash
         kernel would have them, in the type of `bias`; -inf for a query without a key."""
         q, k, v = rows
-        scores = change((q * scale) @ _for_each(k, q).mT, bias, self.tables)
+        scores = self._changed(piece, q * scale, k, bias, self.tables)
         weights, total, lse = shares(scores, None, "softmax")
         # a softmax has them
         return (weights @ _for_each(v, q)) / total, cast(Tensor, lse)
 
     def backward(
-        self,
-        rows: Sequence[Tensor],
-        bias: Tensor | None,
-        scale: float,
-        change: Change,
+        self, piece: Piece, rows: Sequence[Tensor], bias: Tensor | None, scale: float
     ) -> list[Tensor]:
         """The gradients of blocks' queries, keys and values; `rows` are the gradient of the output,
         q, k, v, the output and the log-sum-exps, as `forward` takes and returns them."""
@@ -114,7 +106,7 @@ class ScoreChanges:
         tables = {name: x.detach().requires_grad_() for name, x in self.tables.items()}
         with torch.enable_grad():
             leaves = [q.detach().requires_grad_(), k.detach().requires_grad_()]
-            scores = change((leaves[0] * scale) @ _for_each(leaves[1], q).mT, bias, tables)
+            scores = self._changed(piece, leaves[0] * scale, leaves[1], bias, tables)
         with torch.no_grad():
             weights = torch.exp(scores - sums[..., None])
             of_weights = grad @ _for_each(v, q).mT - (grad * out).sum(-1, keepdim=True)

@@ -8,7 +8,7 @@ computes the same, which takes a number for every pair.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -22,12 +22,11 @@ from attnspec.backends.common.score_formula import unit
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.decided.products import Parts
-from attnspec.backends.decided.tables import Part, Placed, parts_of_call
+from attnspec.backends.decided.tables import Part, parts_of_call
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.tables.blocks import attend, derive
 from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
-from attnspec.backends.tables.kernel import SteppedKernel
+from attnspec.backends.tables.kernel import SteppedKernel, Walked
 from attnspec.backends.tables.listed import ListedStep, listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.patterns.full import Full
@@ -39,7 +38,7 @@ WEIGHT = "weight of a choice"
 """What stands for it among the tables of a call."""
 
 
-class DecidedTables(SoftmaxKernel):
+class DecidedTables(SteppedKernel):
     """Attention over the tables of a call's choices, and over the rest of the graph, which has a
     kernel `of_rest`."""
 
@@ -124,108 +123,63 @@ class DecidedTables(SoftmaxKernel):
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
 
-    def rests(self, call: Call) -> Iterator[tuple[slice, SoftmaxKernel, Call]]:
+    def rests(self, call: Call, batch: int) -> Iterable[tuple[slice, Any, Call]]:
         """The kernels of what stands beside, in tables, each with its samples and their call."""
         if self.rest is None:
-            return
-        reads = self.rest.work.reads
-        if not reads:
-            yield slice(None), cast(SoftmaxKernel, self.rest.kernel_of({}, 0)), call
-            return
-        data = {name: call.data[name][:, 0] for name in reads}
-        batch, heads = len(data[reads[0]]), len(self.heads)
-        for some, kernel, mine in self.rest.samples(replace(call, data=data), batch, heads):
-            yield some, cast(SoftmaxKernel, kernel), mine
+            return ()
+        data = {name: call.data[name][:, 0] for name in self.rest.work.reads}
+        samples = self.rest.samples(replace(call, data=data), batch, len(self.heads))
+        return cast("Iterable[tuple[slice, Any, Call]]", samples)
 
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         """The parts of a call that are computed together."""
         return parts_of_call(q, self.work.n_k, call, self.parts.products)
 
-    def placed(self, part: Part) -> Iterator[Placed]:
-        """The tables of a part."""
-        for product in self.parts.products:
-            yield from part.tables(product)
-
-    def _steps(
-        self, part: Part, size: int, factors: list[Tensor] | None = None
-    ) -> Iterator[ListedStep]:
-        """The steps of a part for numbers of a size, as `listed_steps` has them."""
-        for number, placed in enumerate(self.placed(part)):
-            merges = number > 0 or self.rest is not None
-            yield from listed_steps(placed, merges, size, factors)
-
-    def _scores(self, part: Part, call: Call, grads: Learned) -> ScoreChanges | None:
-        heads = range(part.shape[1] * part.shape[2])[part.query_heads]
-        return self.changes and self.changes.of(heads, call.tables, grads)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
-        call, _ = _without_weight(call)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        out = q.new_zeros(q.shape, dtype=wide)
-        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        for of, kernel, its in self.rests(call):
+    def _begun(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
+        out, lse = super()._begun(q, k, v, call, scale)
+        for of, kernel, its in self.rests(call, len(q)):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
-        for part in self.parts_of(q, call):
-            rows, *result = (_in_line(part.of_q(x), 4) for x in (q, out, lse))
-            keys = [_in_line(part.of_k(x), 3).to(wide) for x in (k, v)]
-            steps, scores = self._steps(part, q.shape[-1]), self._scores(part, call, {})
-            attend(steps, rows.to(wide), keys, (result[0], result[1]), None, scale, scores)
-            for into, x in zip((out, lse), result, strict=True):
-                _put_back(part.of_q(into), x)
-        return out.to(q.dtype), lse
+        return out, lse
 
-    def backward(
+    def _begun_back(
         self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
-    ) -> Sequence[Tensor]:
-        q, k, v, out, lse = saved
-        wide = lse.dtype
-        call, weight = _without_weight(call)
-        of_weight = None if weight is None else torch.zeros_like(weight, dtype=wide)
-        grads = [x.new_zeros(x.shape, dtype=wide) for x in (q, k, v)]
-        tables = {name: torch.zeros_like(table) for name, table in call.tables.items()}
-        for of, kernel, its in self.rests(call):
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        into, tables = super()._begun_back(grad, saved, call, scale)
+        for of, kernel, its in self.rests(call, len(grad)):
             shares = kernel.backward(grad[of], [x[of] for x in saved], its, scale)
-            for total, share in zip(
-                [*(x[of] for x in grads), *tables.values()], shares, strict=True
-            ):
+            totals = [*(x[of] for x in into), *tables.values()]
+            for total, share in zip(totals, shares, strict=True):
                 total += share
-        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        return into, tables
+
+    def _summing(self, kind: torch.dtype, wide: torch.dtype) -> torch.dtype:
+        return wide
+
+    def _rows(self, x: Tensor, axes: int) -> Tensor:
+        """Those of all lists as of one head."""
+        x, wide = x.flatten(0, axes)[None], torch.promote_types(x.dtype, torch.float32)
+        return x if x.dtype == wide else x.to(wide)
+
+    def _parts(self, q: Tensor, call: Call, grads: Learned) -> Iterator[Walked]:
+        learned = {name: table for name, table in call.tables.items() if name != WEIGHT}
+        of_weight = grads.get(WEIGHT)
         for part in self.parts_of(q, call):
-            rows = [_in_line(part.of_q(x), 4).to(wide) for x in (grad, q, out, lse)]
-            keys = [_in_line(part.of_k(x), 3).to(wide) for x in (k, v)]
-            into = [part.of_q(grads[0]), *(part.of_k(x) for x in grads[1:])]
-            lines = [_in_line(x, x.dim() - 1) for x in into]
             factors: list[Tensor] | None = None if of_weight is None else []
-            scores = self._scores(part, call, tables)
-            derive(self._steps(part, q.shape[-1], factors), rows, keys, lines, None, scale, scores)
-            for target, x in zip(into, lines, strict=True):
-                _put_back(target, x)
+            heads = range(part.shape[1] * part.shape[2])[part.query_heads]
+            scores = self.changes and self.changes.of(heads, learned, grads)
+            yield part, self._steps(part, q.shape[-1], factors), None, scores
             if of_weight is not None:
                 choice = part.data[self.work.decided[0]]
                 total = of_weight[part.samples, part.query_heads]
-                total += sum(choice.of_weight(sums.to(wide)) for sums in factors or ())
-        if weight is not None and of_weight is not None:
-            tables[WEIGHT] = of_weight.to(weight.dtype)
-        pairs = zip(grads, (q, k, v), strict=True)
-        return *(x.to(y.dtype) for x, y in pairs), *tables.values()
+                for sums in factors or ():
+                    sums = sums.view(*total.shape[:2], *sums.shape[1:])
+                    total += choice.of_weight(sums.to(total.dtype))
 
-
-def _in_line(x: Tensor, axes: int) -> Tensor:
-    """All rows of a tensor whose first axes number them, as those of one head [1, rows, …]."""
-    return x.flatten(0, axes - 1)[None]
-
-
-def _put_back(into: Tensor, line: Tensor) -> None:
-    """Rows in line where they were taken from, if they do not lie there."""
-    if line.data_ptr() != into.data_ptr():
-        into.copy_(line.view(into.shape))
-
-
-def _without_weight(call: Call) -> tuple[Call, Tensor | None]:
-    """The call with its own tables alone, and what its choice learns."""
-    tables = dict(call.tables)
-    weight = tables.pop(WEIGHT, None)
-    return replace(call, tables=tables), weight
+    def _steps(self, part: Part, size: int, factors: list[Tensor] | None) -> Iterator[ListedStep]:
+        """The steps of a part for numbers of a size, as `listed_steps` has them."""
+        for number, placed in enumerate(part.tables(self.parts.products)):
+            merges = number > 0 or self.rest is not None
+            yield from listed_steps(placed, merges, size, factors)
 
 
 class MeansKernel:

@@ -9,6 +9,7 @@ one product; each row's results are merged in one sum.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,23 +38,19 @@ def listed_steps(
 ) -> Iterator[ListedStep]:
     """The steps of a layout for numbers of a size, some query tiles after the others; `merges` as
     steps have it, and `factors` takes the gradients of the factors of entries [B, K, T, r]."""
-    lists, height = placed.numbered, placed.q.size * placed.repeat
-    count, tiles, width = lists.shape
+    (count, tiles, width), height = placed.numbered.shape, placed.q.size * placed.repeat
     # the gradient of an entry's factor is that of its own keys and values
     tall = factors is not None or height >= min(LIMITS.tall, placed.k.size)
     each = max(1, count * (1 if tall else width) * height * size)
     if placed.masked is not None:
         each = max(each, count * height * width * placed.k.size // 4)
-    step, of_factors = max(1, LIMITS.partials // each), None
-    if factors is not None:
-        # they are counted by their places in all lists
-        step, of_factors = tiles, torch.zeros(placed.lists.shape, dtype=torch.float64, device="cpu")
-        factors.append(of_factors)
+    # factors are counted by their places in all lists
+    step = max(1, LIMITS.partials // each) if factors is None else tiles
     lies = placed.k.natural and placed.k.full
     order = AS_THEY_LIE if lies else Order(placed.k.rows().ravel())
     for low in range(0, tiles, step):
         part = slice(low, min(low + step, tiles))
-        yield ListedStep(placed, lists[:, part], part, order, tall, merges, of_factors)
+        yield ListedStep(placed, part, order, tall, merges, factors)
 
 
 class ListedStep(Step):
@@ -62,21 +59,23 @@ class ListedStep(Step):
     def __init__(
         self,
         placed: Placed,
-        lists: Tensor,
         part: slice,
         order: Order,
         tall: bool,
         merges: bool,
-        of_factors: Tensor | None,
+        factors: list[Tensor] | None,
     ) -> None:
-        self.placed, self.tall, self.merges = placed, tall, merges
-        self.k_order, self.of_factors = order, of_factors
+        self.placed, self.tall, self.merges, self.k_order = placed, tall, merges, order
+        lists = placed.numbered[:, part]
+        if factors is not None:
+            factors.append(torch.zeros(lists.shape, dtype=torch.float64, device="cpu"))
+            self.weigh = partial(_weigh, factors[-1].view(-1))
         self.width = lists.shape[2]
         self.tiles = lists.flatten().numpy()
         rows = placed.q.rows(part)
         self.height = rows.shape[1]
-        # a last tile without a row
-        self.rows = np.concatenate([rows, np.full((1, self.height), -1)])
+        # from behind those that are read and are none
+        self.rows = np.concatenate([rows, np.minimum(rows, -1 - rows)[::-1]])
         there = lists.flatten(0, 1) >= 0
         masked = torch.zeros_like(there)
         if placed.masked is not None:
@@ -87,9 +86,9 @@ class ListedStep(Step):
             most = int(masked.sum(1).max())
             slots = torch.sort((~masked).to(torch.int8), dim=1, stable=True)[1][:, :most]
             # the masks [entries, h, w] of as many entries of each query tile
-            masks = placed.held(part.start, part.stop, slots.view(len(lists), -1, most))
-            self.masks = masks.transpose(2, 3).flatten(0, 2)
-            first = torch.arange(len(slots), device="cpu")[:, None] * most
+            slots = slots.view(len(lists), -1, most)
+            self.masks = placed.held(part.start, part.stop, slots).flatten(0, 2)
+            first = torch.arange(len(there), device="cpu")[:, None] * most
             self.place = (first + masked.cumsum(1) - 1).flatten()
         self.q_order: Order = AS_THEY_LIE
         if tall:
@@ -97,12 +96,9 @@ class ListedStep(Step):
         else:
             self.groups, places = self._by_keys()
             at = places[:, None] * self.height + np.arange(self.height)[:, None]
-            at[np.broadcast_to(places[:, None] < 0, at.shape)] = -1
-            ends = [first + each.size for each, first in self.groups]
-            at = at.reshape(-1, self.width)
-            self.q_order = Repeated(
-                rows.ravel(), torch.from_numpy(at), max(ends, default=0) * self.height
-            )
+            at = torch.from_numpy(np.where(places[:, None] < 0, -1, at).reshape(-1, self.width))
+            count = sum([each.size for each, _ in self.groups]) * self.height
+            self.q_order = Repeated(rows.ravel(), at, count)
 
     def _by_queries(self, there: np.ndarray) -> Iterator[np.ndarray]:
         """The entries [G, C] of query tiles that have as many, with masks by themselves."""
@@ -115,14 +111,13 @@ class ListedStep(Step):
             )
 
     def _by_keys(self) -> tuple[list[tuple[np.ndarray, int]], np.ndarray]:
-        """The entries [G, M] of key tiles that have about as many, -1 for none, with masks by
-        themselves, with the number of the first of each group among all; and that of every entry
-        [T, r], -1 for none."""
+        """The entries [G, M] of key tiles that have about as many, -1 less one of the tile for
+        none, with masks by themselves, with the number of the first of each group among all; and
+        that of every entry [T, r], -1 for none."""
         entries = np.flatnonzero(self.tiles >= 0)
         keys, masked = self.tiles[entries], self.has_mask[entries]
-        base = int(keys.min(initial=0))
-        span = int(keys.max(initial=0)) - base + 1
-        keys = keys - base + span * masked
+        span = int(keys.max(initial=0)) + 1
+        keys = keys + span * masked
         # short integers are sorted in a fraction of the time
         short = keys.astype(np.int16) if 2 * span < 1 << 15 else keys
         entries = entries[np.argsort(short, kind="stable")]
@@ -132,9 +127,9 @@ class ListedStep(Step):
         groups, places, first = [], np.full(len(self.tiles), -1), 0
         for each in np.unique(level):
             group = tiles[level == each]
-            turns = np.arange(counts[group].max())
-            at = (starts[group, None] + turns).clip(max=len(entries) - 1)
-            some = np.where(turns < counts[group, None], entries[at], -1)
+            turns, count = np.arange(counts[group].max()), counts[group, None]
+            some = entries[starts[group, None] + np.minimum(turns, count - 1)]
+            some = np.where(turns < count, some, -1 - some)
             places[some[some >= 0]] = first + np.flatnonzero(some >= 0)
             groups.append((some, first))
             first += some.size
@@ -164,12 +159,11 @@ class ListedPiece(Piece):
         self.step, self.entries, count = step, entries, len(entries)
         rows, keys = entries // step.width, step.tiles[entries]
         rows, keys = (rows[:, :1], keys) if step.tall else (rows, keys[:, :1])
-        into = None
+        self.q = self.into = Blocks(step.rows[rows].reshape(count, -1))
+        self.k = Blocks(keys, step.placed.k.size)
         if not step.tall:
             # results of all entries lie one behind the other
-            into = Blocks(np.arange(first, first + entries.size)[None], step.height)
-        q = Blocks(step.rows[rows].reshape(count, -1))
-        super().__init__(q, Blocks(keys, step.placed.k.size), into)
+            self.into = Blocks(np.arange(first, first + entries.size)[None], step.height)
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
         step, (count, many) = self.step, self.entries.shape
@@ -197,12 +191,15 @@ class ListedPiece(Piece):
 
     def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor]:
         placed, order = self.step.placed, self.step.k_order
-        q, k = self.q.numbers.clamp(min=0), self.k.numbers
+        q, k = (x.index.view(x.count, -1) for x in (self.q, self.k))
         k = k if order.natural else order.blocks.index[k]
         heads = (q // placed.n_q) % (placed.heads * placed.repeat)
         return q % placed.n_q, k % placed.n_k, heads
 
-    def weigh(self, into: Tensor, keys: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
-        products = [(x * y).sum(-1) for x, y in zip(shares, keys, strict=True)]
-        each = (products[0] + products[1]).view(*self.entries.shape, -1).sum(-1)
-        into.view(-1)[torch.from_numpy(self.entries)] = each.to(into.dtype)
+
+def _weigh(into: Tensor, piece: Piece, keys: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
+    """Puts the gradients of the factors of a piece's entries where these stand."""
+    entries = piece.entries  # type: ignore[attr-defined]
+    products = [(x * y).sum(-1) for x, y in zip(shares, keys, strict=True)]
+    each = (products[0] + products[1]).view(*entries.shape, -1).sum(-1)
+    into[torch.from_numpy(entries)] = each.to(into.dtype)

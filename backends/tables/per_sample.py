@@ -82,9 +82,8 @@ class ReadingKernel:
         self, q: Tensor, k: Tensor, v: Tensor, call: Call
     ) -> list[tuple[Kernel, tuple[Tensor, Tensor, Tensor], Call]]:
         """What runs which part of a call: sample by sample, or everything at once."""
-        if is_transformed() or call.dropout_p:
-            return [(self.dense, (q, k, v), call)]
-        each = list(self.samples(call, len(q), q.shape[1]))
+        watched = is_transformed() or call.dropout_p
+        each = [] if watched else list(self.samples(call, len(q), q.shape[1]))
         if all(kernel is None for _, kernel, _ in each):
             return [(self.dense, (q, k, v), call)]
         return [
@@ -94,7 +93,11 @@ class ReadingKernel:
     def samples(
         self, call: Call, batch: int, heads: int
     ) -> Iterator[tuple[slice, Kernel | None, Call]]:
-        """Each sample of a call, what runs its inputs, None for the definition, and its call."""
+        """Each sample of a call, what runs its inputs, None for the definition, and its call; all
+        together where no inputs are read."""
+        if not self.work.reads:
+            yield slice(None), self.kernel_of({}, 0), call
+            return
         for sample in range(batch):
             some = slice(sample, sample + 1)
             yield some, self.kernel_of(call.data, sample), call.of_samples(some, heads)

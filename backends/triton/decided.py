@@ -71,7 +71,7 @@ class DecidedKernel(Launching, DecidedTables):
             data = {name: call.data[name][:, 0] for name in self.rest.work.reads}
             yield from self.rest.launches(tensors, replace(call, data=data), scale, back)
         for part in self.parts_of(tensors[0], call):
-            steps = [placed_step(placed) for placed in self.placed(part)]
+            steps = [placed_step(placed) for placed in part.tables(self.parts.products)]
             # padding is in the masks
             bare = replace(part, call=replace(part.call, padding=None, tables={}))
             yield Launches(self.look, steps, bare, tensors, scale, back, by_list=True)
@@ -112,8 +112,8 @@ def _masks(placed: Placed, masked: Tensor) -> tuple[Tensor, Tensor]:
     for first in range(0, rows if most else 0, step):
         last = min(first + step, rows)
         # heads of a group hold the same pairs
-        mask = placed.held(first, last, slots[:, first:last])[:, :, :height]
-        bits[:, first:last] = packed(mask.transpose(2, 3))
+        mask = placed.held(first, last, slots[:, first:last])
+        bits[:, first:last] = packed(mask[:, :, :, :height])
     base = torch.arange(lists * rows, device=masked.device).view(lists, rows, 1) * max(1, most)
     return (masked.cumsum(2) - 1).clamp(min=0) + base, bits.flatten()
 

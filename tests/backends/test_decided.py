@@ -98,6 +98,33 @@ def test_a_query_without_keys_takes_nothing_of_others_and_of_earlier_calls(kerne
     assert not any(x.any() for x in (out, *torch.autograd.grad(out.sum(), leaves)))
 
 
+@pytest.mark.parametrize(
+    "body",
+    ["topk(blocks = 2, size = 16, queries = 1)", "lsh(share_qk = false)", "cluster(count = 3)"],
+)
+def test_what_is_no_number_stays_in_its_sample(body: str) -> None:
+    module = spec_of(f"attend {body}").compile("tables")
+    leaves = [x.requires_grad_() for x in torch.randn(3, 2, 1, 70, 6)]
+    with torch.no_grad():
+        for x in leaves:
+            x[0, 0, 0] = torch.nan
+    real = torch.ones(2, 70, dtype=torch.bool)
+    real[1, :5] = False
+    out = module(*leaves, key_padding_mask=real)[1]
+    grads = torch.autograd.grad(out.square().sum(), leaves)
+    assert all(x.isfinite().all() for x in (out, *(grad[1] for grad in grads)))
+
+
+@pytest.mark.parametrize("share", ["all", "group", "head"])
+def test_heads_that_share_scores_are_forced_one_by_one(share: str) -> None:
+    always = f"always = chosen(c), share = {share}"
+    body = f"input c: choices(size = 4) heads 4 attend topk(blocks = 3, size = 4, {always})"
+    q, k, v = torch.randn(2, 4, 40, 6), torch.randn(2, 2, 40, 6), torch.randn(2, 2, 40, 6)
+    inputs = {"c": torch.randint(-1, 10, (2, 4, 40, 1))}
+    meant, got = (spec_of(body).compile(x)(q, k, v, inputs=inputs) for x in ("dense", "tables"))
+    torch.testing.assert_close(got, meant)
+
+
 def test_long_choices_are_listed_and_short_ones_are_not() -> None:
     spec = spec_of("attend topk(blocks = 4, size = 64, queries = 1)")
     names = [spec.plan(n).steps[0].chosen.name for n in (4096, 32)]

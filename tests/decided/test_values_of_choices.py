@@ -70,9 +70,16 @@ def test_an_infinite_key_bounds_its_block() -> None:
     assert read[0, 0, 0].nonzero()[:, 0].tolist() == [8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("score", ["mean", "bound", "max"])
-def test_padding_alone_chooses_nothing(score: str) -> None:
-    module = spec_of(f"attend topk(blocks = 2, size = 4, score = {score})").compile()
+@pytest.mark.parametrize("backend", ["dense", "tables"])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        *(f"topk(blocks = 2, size = 4, score = {score})" for score in ("mean", "bound", "max")),
+        "sinkhorn(size = 4, cut = 2)",
+    ],
+)
+def test_padding_alone_chooses_nothing(graph: str, backend: str) -> None:
+    module = spec_of(f"attend {graph}").compile(backend, head_size=4)
     q = torch.ones(2, 1, 9, 4, requires_grad=True)
     for real in (torch.zeros(2, 9, dtype=torch.bool), torch.tensor([[False], [True]]).repeat(1, 9)):
         out = module(q, q, q, key_padding_mask=real)
