@@ -206,9 +206,14 @@ class Part:
     call: Call
     fitted: Callable[[TileLists, int, int], TileLists] = lambda layout, heads, n_k: layout
 
+    @property
+    def queries(self) -> tuple[slice, slice, slice]:
+        """The part of tensors [B, K, R, …]."""
+        return self.samples, self.heads, self.repeats
+
     def of_q(self, x: Tensor) -> Tensor:
         """The part of x [B, K, R, …]."""
-        return x[self.samples, self.heads, self.repeats]
+        return x[self.queries]
 
     def of_k(self, x: Tensor) -> Tensor:
         """The part of x [B, K, …]."""

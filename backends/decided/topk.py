@@ -126,9 +126,11 @@ class Chooser:
         if self.share == "all":
             return scores.mean(1, keepdim=True)
         groups = table_of(self.given.groups, scores.device)
-        number, sizes = groups.unique(return_inverse=True, return_counts=True)[1:]
+        of_each: tuple[Tensor, ...] = groups.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+        _, number, sizes = of_each
         total = scores.new_zeros(len(scores), len(sizes), *scores.shape[2:])
-        return (total.index_add_(1, number, scores) / sizes.view(-1, 1, 1))[:, number]
+        mean: Tensor = total.index_add_(1, number, scores) / sizes.view(-1, 1, 1)
+        return mean[:, number]
 
     def _forced(self, part: Part) -> Tensor | None:
         """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.common.composed import DeviceBatch
-from attnspec.backends.common.exact import flash, flash_backward
+from attnspec.backends.common.exact import SoftmaxKernel, flash, flash_backward
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import LOWEST, Partial, merge
 from attnspec.layout.tables import Batch
 from attnspec.limits import LIMITS
+from attnspec.lower.work import Call
 
 ALIKE = 0.9
 """The share of neighbours in blocks that follow one another, from which on rows are read there."""
@@ -496,3 +497,77 @@ def derive(
                 step.weigh(piece, parts[2:4], grads[1:])
         queries.add(into[:1], q_sums)
         order.add(into[1:], sums)
+
+
+Index = tuple["slice | None", ...]
+
+Walked = tuple[Index, Index, Iterable[Step], "Tensor | None", Any]
+"""What is computed together: which queries [B, K, R, …] and keys [B, K, …], its steps, what is
+added for each of its keys [n_k], or None, and the changes of its scores."""
+
+
+class WalkingKernel(SoftmaxKernel):
+    """Softmax attention that walks the steps of its parts, one after the other.
+
+    `of_rows` and `of_keys` are the axes that become one, so that [c, n, …] is left; `widens` says
+    that it computes in float32 at least; `several`, that it sums over steps, rounded once.
+    """
+
+    of_rows, of_keys, widens, several = (0, 2), (0, 1), False, True
+
+    def _parts(self, q: Tensor, call: Call, grads: Any) -> Iterator[Walked]:
+        """What is computed together; the gradients of tables are added to `grads`."""
+        raise NotImplementedError
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
+        result = self._begun(q, k, v, call, scale)
+        kind = result[1].dtype if self.widens else q.dtype
+        for of_q, of_k, steps, padding, scores in self._parts(q, call, {}):
+            rows, *lines = [x[of_q].flatten(*self.of_rows) for x in (q, *result)]
+            keys = [x[of_k].flatten(*self.of_keys).to(kind) for x in (k, v)]
+            attend(steps, rows.to(kind), keys, (lines[0], lines[1]), padding, scale, scores)
+            _put_back([x[of_q] for x in result], lines)
+        return result[0].to(q.dtype), result[1]
+
+    def backward(
+        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
+    ) -> Sequence[Tensor]:
+        q, k, v, out, lse = saved
+        into, tables = self._begun_back(grad, saved, call, scale)
+        kind = lse.dtype if self.widens else q.dtype
+        # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
+        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        for of_q, of_k, steps, padding, scores in self._parts(q, call, tables):
+            rows = [x[of_q].flatten(*self.of_rows).to(kind) for x in (grad, q, out)]
+            rows.append(lse[of_q].flatten(*self.of_rows))
+            keys = [x[of_k].flatten(*self.of_keys).to(kind) for x in (k, v)]
+            targets = [into[0][of_q], *(x[of_k] for x in into[1:])]
+            each = zip(targets, (self.of_rows, self.of_keys, self.of_keys), strict=True)
+            lines = [x.flatten(*axes) for x, axes in each]
+            derive(steps, rows, keys, lines, padding, scale, scores)
+            _put_back(targets, lines)
+        grads = (x.to(y.dtype) for x, y in zip(into, (q, k, v), strict=True))
+        return *grads, *tables.values()
+
+    def _begun(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
+        """The output and log-sum-exps that the walk merges into."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out = q.new_zeros(q.shape, dtype=wide if self.widens or self.several else q.dtype)
+        return out, q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+
+    def _begun_back(
+        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The gradients of q, k and v and those of tables that the walk adds to."""
+        *tensors, _, lse = saved
+        kind = lse.dtype if self.widens or self.several else tensors[0].dtype
+        kinds = kind, lse.dtype, lse.dtype
+        into = [x.new_zeros(x.shape, dtype=kind) for x, kind in zip(tensors, kinds, strict=True)]
+        return into, {name: torch.zeros_like(table) for name, table in call.tables.items()}
+
+
+def _put_back(targets: Iterable[Tensor], lines: Sequence[Tensor]) -> None:
+    """Rows in line where they were taken from, if they do not lie there."""
+    for into, line in zip(targets, lines, strict=True):
+        if line.data_ptr() != into.data_ptr():
+            into.copy_(line.view(into.shape))

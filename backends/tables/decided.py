@@ -25,8 +25,9 @@ from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, parts_of_call
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
+from attnspec.backends.tables.blocks import Walked, WalkingKernel
 from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
-from attnspec.backends.tables.kernel import SteppedKernel, Walked
+from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.listed import ListedStep, listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.patterns.full import Full
@@ -38,10 +39,11 @@ WEIGHT = "weight of a choice"
 """What stands for it among the tables of a call."""
 
 
-class DecidedTables(SteppedKernel):
+class DecidedTables(WalkingKernel):
     """Attention over the tables of a call's choices, and over the rest of the graph, which has a
-    kernel `of_rest`."""
+    kernel `of_rest`; all lists are those of one head."""
 
+    of_rows, of_keys, widens = (1, 4), (1, 3), True
     of_rest: Callable[..., Any] = ReadingKernel
 
     def __init__(
@@ -152,14 +154,6 @@ class DecidedTables(SteppedKernel):
                 total += share
         return into, tables
 
-    def _summing(self, kind: torch.dtype, wide: torch.dtype) -> torch.dtype:
-        return wide
-
-    def _rows(self, x: Tensor, axes: int) -> Tensor:
-        """Those of all lists as of one head."""
-        x, wide = x.flatten(0, axes)[None], torch.promote_types(x.dtype, torch.float32)
-        return x if x.dtype == wide else x.to(wide)
-
     def _parts(self, q: Tensor, call: Call, grads: Learned) -> Iterator[Walked]:
         learned = {name: table for name, table in call.tables.items() if name != WEIGHT}
         of_weight = grads.get(WEIGHT)
@@ -167,7 +161,8 @@ class DecidedTables(SteppedKernel):
             factors: list[Tensor] | None = None if of_weight is None else []
             heads = range(part.shape[1] * part.shape[2])[part.query_heads]
             scores = self.changes and self.changes.of(heads, learned, grads)
-            yield part, self._steps(part, q.shape[-1], factors), None, scores
+            of_q, of_k = (None, *part.queries), (None, part.samples, part.heads)
+            yield of_q, of_k, self._steps(part, q.shape[-1], factors), None, scores
             if of_weight is not None:
                 choice = part.data[self.work.decided[0]]
                 total = of_weight[part.samples, part.query_heads]
