@@ -17,7 +17,7 @@ from attnspec.text.diagnostics import AttnSpecError
 
 RESERVED = frozenset(
     "q k m n b h x layer head heads slot math torch abs min max kind n_q row score"
-    " learned required isqrt is_power listed numbers score_mod slopes_of bias_of".split()
+    " learned required isqrt is_power listed numbers score_mod slopes_of".split()
 )
 """Names that stand for something else in a mask."""
 
@@ -89,12 +89,12 @@ class Page:
         drawn = f"[{call(function, *args).text} for head in range(heads)]"
         return self.made("drawn", f"torch.stack({drawn}).to(device)")
 
-    def listed(self, text: str, index: Expression, kind: str, hint: str = "items") -> Expression:
+    def listed(self, text: str, index: Expression, kind: str) -> Expression:
         """What a list of numbers has at an index."""
         wide = ", dtype=kind" if self.scores else ", dtype=torch.float64"
         device = "q.device" if self.scores else "device"
         text = f"torch.tensor({text}{wide * (kind == 'real')}, device={device})"
-        return self.made(hint, text, f"[{index.text}]", kind)
+        return self.made("items", text, f"[{index.text}]", kind)
 
     def made(self, hint: str, text: str, index: str = "", kind: str = "int") -> Expression:
         """A tensor that is made before any pair is asked for, or what it has at an index."""
