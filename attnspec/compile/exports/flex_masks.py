@@ -171,16 +171,9 @@ class FlexMask:
         counts, columns = (
             torch.from_numpy(x).to(self.device) for x in (both.sum(-1, dtype=np.int32), order)
         )
+        lists = (x[kind] for kind in (0, 1) for x in (counts, columns))
         lengths = sides.queries, sides.keys
-        return BlockMask.from_kv_blocks(
-            counts[0],
-            columns[0],
-            counts[1],
-            columns[1],
-            BLOCK_SIZE=(BLOCK, BLOCK),
-            mask_mod=self._mod(sides),
-            seq_lengths=lengths,
-        )
+        return BlockMask.from_kv_blocks(*lists, BLOCK, self._mod(sides), lengths)
 
     def _blocks(self, sides: Crossing) -> tuple[int, int, int, int]:
         """How many samples, heads, and blocks of queries and of keys there are."""
@@ -304,10 +297,8 @@ def _of_layer(program: Program, layer: int) -> Program:
         raise AttnSpecError(
             f"layer {layer} of `{program.name}` has a mechanism and no mask: compile the spec"
         )
-    read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
-    read |= {
-        name for attend in attends for value in numbers_in(attend) for name in inputs_read(value)
-    }
+    read = set[str]().union(*(inputs_of(attend.graph) for attend in attends if attend.graph))
+    read.update(*(inputs_read(value) for attend in attends for value in numbers_in(attend)))
     found = replace(
         program,
         attends=attends,

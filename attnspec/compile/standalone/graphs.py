@@ -58,10 +58,7 @@ def _mask_mod(page: Page, arguments: str) -> str:
     program, several = page.program, len(page.program.attends) > 1
     last = "m queries and n keys" if program.cross else "the last n_q of n positions"
     queries = "m" if program.cross else "n_q"
-    repeated = several and program.heads is None
-    made = [f"{name} = {text}" for name, text in page.lists.items()]
-    counted = repeated or any("range(heads)" in text for text in made)
-    before = [f"heads, {queries}, n = size[1:]" if counted else f"{queries}, n = size[2:]"]
+    before = list[str]()
     fixed = program.fixed_length
     if fixed is not None:
         message = f"the grid has {fixed} positions, got n = {{n}}"
@@ -74,12 +71,12 @@ def _mask_mod(page: Page, arguments: str) -> str:
         more = "" if most is None else f", most=2**{most.bit_length() - 1}"
         more += ", whole=True" * whole
         before.append(f'x = {{**x, "{read}": numbers("{read}", x{more})}}')
-    before += made
+    before += [f"{name} = {text}" for name, text in page.lists.items()]
     statements = [] if program.cross else ["q = q + (n - n_q)"]
     if several:
         row = "0" if program.layers is None else "layer"
         before += [
-            f"slots = SLOTS[{row}]" + " * heads" * repeated,
+            f"slots = SLOTS[{row}]" + " * heads" * (program.heads is None),
             "wanted, slot_of = sorted(set(slots)), torch.tensor(slots, device=device)",
         ]
         statements += [
@@ -91,6 +88,6 @@ def _mask_mod(page: Page, arguments: str) -> str:
         statements.append(f"held = mask({arguments})")
     statements.append('return held & x["key padding"][b, k] if "key padding" in x else held')
     doc = f"The mask of {last}; `size` is (B, H, {queries}, n)."
-    return closure(
-        "mask_mod_of(layer, size, device, x)", doc, before, "mask_mod(b, h, q, k)", statements
-    )
+    sizes = {"heads": "size[1]", queries: "size[2]", "n": "size[3]"}
+    inner = ["mask_mod(b, h, q, k)", *statements]
+    return closure("mask_mod_of(layer, size, device, x)", doc, sizes, before, inner)

@@ -16,7 +16,7 @@ from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 RESERVED = frozenset(
-    "q k m n b h x layer head heads slot math torch abs min max kind n_q row score"
+    "q k m n b h x layer head heads slot math torch abs min max kind n_q score"
     " learned required isqrt is_power listed numbers score_mod slopes_of".split()
 )
 """Names that stand for something else in a mask."""
@@ -116,7 +116,8 @@ class Page:
     def readings(self, entry: Input | InputRef, q: Operand, k: Operand) -> dict[str, Operand]:
         """What the symbols of an input stand for in predicates and scores."""
         if entry.kind == "pairs":
-            row = "q" if self.program.cross else "row"
+            # rows of an input are counted from the first query
+            row = "q" if self.program.cross else "q - (n - n_q)"
             text = f"{argument_of(entry)}[b, h, {row}, k]"
             return {pair_reading(entry.name).name: Expression(text, "score", self.reals)}
         sides = {"": None} if entry.kind == "length" else {"q": q, "k": k}

@@ -90,22 +90,14 @@ def _of_score(change: Operand, value: Scalar, page: Page) -> str:
 
 def _score_mod(program: Program, before: list[str], statements: list[str]) -> str:
     """The text of `score_mod_of`."""
-    inner, outer = "\n".join(statements), "\n".join(before)
-    if not program.cross and re.search(r"\bq\b", inner):
-        # positions of queries are counted from the last ones, rows of an input from the first
-        row = "row, q = q, q" if "row" in inner else "q = q"
-        statements = [f"{row} + (n - n_q)", *statements]
-    else:
-        statements = [re.sub(r"\brow\b", "q", each) for each in statements]
-    inner = "\n".join([*statements, outer])
-    if re.search(r"\bkind\b", outer):
-        before = ["kind = torch.promote_types(q.dtype, torch.float32)", *before]
-    if re.search(r"\b(n|m)\b", inner):
-        rows = re.search(r"\b(n_q|m)\b", inner)
-        before = [f"{rows[0]}, n = q.shape[2], k.shape[2]" if rows else "n = k.shape[2]", *before]
+    if not program.cross and re.search(r"\bq\b", " ".join(statements)):
+        # positions of queries are counted from the last ones
+        statements = ["q = q + (n - n_q)", *statements]
     doc = "What changes the score of query q and key k in head h."
-    head, inner = "score_mod_of(q, k, layer, x, learned)", "score_mod(score, b, h, q, k)"
-    return closure(head, doc, before, inner, [*statements, "return score"])
+    kind = "torch.promote_types(q.dtype, torch.float32)"
+    sizes = {"n_q": "q.shape[2]", QUERIES: "q.shape[2]", "n": "k.shape[2]", "kind": kind}
+    inner = ["score_mod(score, b, h, q, k)", *statements, "return score"]
+    return closure("score_mod_of(q, k, layer, x, learned)", doc, sizes, before, inner)
 
 
 def _scale(program: Program) -> str:

@@ -37,13 +37,6 @@ def required(name, value, least=0, most=2**62):
         raise ValueError(f"`{name}` must be {least} to {most} at this length, got {value}")
 
 
-def isqrt(x):
-    """The root of whole numbers, rounded down."""
-    root = torch.sqrt(x.double()).long()
-    root = root - (root * root > x).long()
-    return root + ((root + 1) * (root + 1) <= x).long()
-
-
 def is_power(distance, base):
     """Whether a distance is 0, 1, base, base**2, …"""
     mask, power = distance == 0, 1
