@@ -180,7 +180,8 @@ def _verified(spec: Elaborated, backend: str) -> str:
     programs, refused = _by_kind(program), f"it has one length, {n:,}"
     trials: list[tuple[int, Depth]] = [(n, "whole")]
     if n > WHOLE:
-        trials = [(n, "pairs")] * (n <= LIMITS.every_pair) + [(n, "values")] * (n <= LONGEST)
+        longest: dict[Depth, int] = {"pairs": LIMITS.every_pair, "values": LONGEST}
+        trials = [(n, depth) for depth, most in longest.items() if n <= most]
     elif program.fixed_length is None:
         trials.append((TILED, "pairs"))
     for length, depth in trials:

@@ -7,7 +7,6 @@ says by itself which pairs there are; block masks are classified in closed form,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -171,7 +170,7 @@ class FlexMask:
         counts, columns = (
             torch.from_numpy(x).to(self.device) for x in (both.sum(-1, dtype=np.int32), order)
         )
-        lists = (x[kind] for kind in (0, 1) for x in (counts, columns))
+        lists = counts[0], columns[0], counts[1], columns[1]
         lengths = sides.queries, sides.keys
         return BlockMask.from_kv_blocks(*lists, BLOCK, self._mod(sides), lengths)
 
@@ -230,8 +229,7 @@ def _reads_length(program: Program, text: Text) -> bool:
     graphs = (attend.graph for attend in program.attends if attend.graph)
     if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
         return True
-    statements = text.functions["mask"].partition('."""')[2]
-    return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
+    return bool(text.settings["BY_LENGTH"])
 
 
 def flex_mask(

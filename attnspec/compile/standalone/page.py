@@ -16,8 +16,8 @@ from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 RESERVED = frozenset(
-    "q k m n b h x layer head heads slot math torch abs min max kind n_q score"
-    " learned required isqrt is_power listed numbers score_mod slopes_of".split()
+    "q k m n b h x layer head heads size device slots slot_of held pairs math torch abs min max"
+    " kind n_q score learned required isqrt is_power listed numbers score_mod slopes_of".split()
 )
 """Names that stand for something else in a mask."""
 
