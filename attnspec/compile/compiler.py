@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,18 +18,24 @@ from attnspec.backends.plugins import owner_of
 from attnspec.check.lints import ahead_of
 from attnspec.compile.emit import class_name, emit
 from attnspec.graphs.bind import BindError
-from attnspec.graphs.stack import Stack
+from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
 from attnspec.lower.lower import device_of
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
-from attnspec.verification import Alone, Verification, beyond, mask_alone, verify
-from attnspec.verification.trial import Depth, Known
+from attnspec.verification import (
+    Alone,
+    Verification,
+    beyond,
+    mask_alone,
+    verify,
+    verify_each,
+)
+from attnspec.verification.trial import Depth
 
 if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated
@@ -55,6 +60,13 @@ pairs and by the values of some queries."""
 
 LONGEST = 1024
 """No values are examined where its one length is longer than this."""
+
+WHAT: dict[Depth, str] = {
+    "whole": "every pair, values and gradients",
+    "pairs": "every pair",
+    "values": f"values and gradients of {LIMITS.queries_sampled} queries",
+}
+"""What is verified."""
 
 
 def compile_program(
@@ -119,28 +131,25 @@ def _verified_alone(spec: Elaborated, body: str) -> str:
     """Verify the text of a module that stands alone, by running it."""
     space: dict[str, Any] = {"__name__": "standalone"}
     exec(compile(body, "standalone", "exec"), space)
-    program, fixed = spec.program, spec.program.fixed_length
-    n, lines = _small(program), []
+    program, n, lines = spec.program, _small(spec.program), list[str]()
     if n <= LONGEST:
         try:
             found = verify(program, n, module=Alone(program, space[class_name(program.name)]))
         except BindError as error:
-            return f"Not verified when it was compiled: {error}."
-        _require_ok(found, AUTO)
-        lines.append("every pair, values and gradients")
-    far = max(TILED, beyond(program)) if fixed is None else fixed
+            return _words([], str(error))
+        _require_ok(found)
+        lines.append(f"at n = {n:,} {WHAT['whole']}")
+    far = program.fixed_length or max(TILED, beyond(program))
     if "mask_mod_of" in space and (far > n or not lines):
         try:
             queries, fault = mask_alone(program, far, space["mask_mod_of"])
         except (AttnSpecError, ValueError):
             # a length that the spec does not have, or that is refused by the file
-            queries, fault = 0, None
+            return _words(lines, f"it has no mask at n = {far:,}")
         if fault is not None:
             raise InternalError(f"the mask differs from the spec at n = {far}: {fault}")
-        lines += [f"at n = {far:,} the pairs of {queries:,} queries"] if queries else []
-    if not lines:
-        return f"Not verified when it was compiled: it has one length, {n:,}."
-    return f"Verified at n = {n:,} when it was compiled: {'; '.join(lines)}."
+        lines.append(f"at n = {far:,} the pairs of {queries:,} queries")
+    return _words(lines, f"it has one length, {n:,}")
 
 
 def _small(program: Program) -> int:
@@ -164,55 +173,39 @@ def _figures(spec: Elaborated) -> list[str]:
 def _verified(spec: Elaborated, backend: str) -> str:
     """Verify the module at small lengths, one of a long length by its pairs and as many values as
     is quick; a fault is a defect of the compiler."""
-    program, n = spec.program, _small(spec.program)
+    program, n, lines = spec.program, _small(spec.program), list[str]()
     # at a small length the cheapest is the definition itself, so every backend is tried
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)
-    programs = _by_kind(program)
+    programs, refused = _by_kind(program), f"it has one length, {n:,}"
+    trials: list[tuple[int, Depth]] = [(n, "whole")]
     if n > WHOLE:
-        pairs = _tried(programs, names, n, "pairs")[0] if n <= LIMITS.every_pair else ()
-        values = _tried(programs, names, n, "values")[0] if n <= LONGEST else ()
-        if not pairs and not values:
-            return f"Not verified when it was compiled: it has one length, {n:,}."
-        lines = [f"every pair of {', '.join(pairs)}"] if pairs else []
-        some = f"values and gradients of {LIMITS.queries_sampled} queries of"
-        lines.append(f"{some} {', '.join(values)}" if values else "no values")
-        return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(lines)}."
-    whole, last, refused = _tried(programs, names, n, "whole")
-    kinds = {"every pair, values and gradients": whole, "the same of the last queries": last}
-    lines = [
-        f"by the backend{'s' * (len(those) > 1)} {', '.join(those)}: {what}"
-        for what, those in kinds.items()
-        if those
-    ]
+        longest: dict[Depth, int] = {"pairs": LIMITS.every_pair, "values": LONGEST}
+        trials = [(n, depth) for depth, most in longest.items() if n <= most]
+    elif program.fixed_length is None:
+        trials.append((TILED, "pairs"))
+    for length, depth in trials:
+        backends, every = dict[str, None](), True
+        for each in programs:
+            try:
+                found = verify_each(each, length, names, depth=depth)
+            except (BackendError, BindError, TooMuch) as error:
+                # what it does at this length it is not asked for
+                refused = str(error)
+                continue
+            _require_ok(found)
+            backends |= dict.fromkeys(check.backend for check in found.checks)
+            every &= found.exhaustive
+        what = WHAT[depth if every or depth != "whole" else "values"]
+        lines += [f"at n = {length:,} {what} of {', '.join(backends)}"] if backends else []
+    return _words(lines, refused, ", graphs and mechanisms apart" if len(programs) > 1 else "")
+
+
+def _words(lines: Sequence[str], refused: str, apart: str = "") -> str:
+    """What was verified, or why nothing was."""
     if not lines:
         return f"Not verified when it was compiled: {refused}."
-    if program.fixed_length is None:
-        pairs = _tried(programs, whole, TILED, "pairs")[0]
-        lines += [f"at n = {TILED} every pair of {', '.join(pairs)}"] if pairs else []
-    apart = ", graphs and mechanisms apart" if len(programs) > 1 else ""
-    return f"Verified at n = {n} when it was compiled{apart}, {'; '.join(lines)}."
-
-
-def _tried(
-    programs: Sequence[Program], names: Sequence[str], n: int, depth: Depth
-) -> tuple[list[str], list[str], str]:
-    """The backends that were verified, those of which no more than the last queries were, and why
-    one refused."""
-    answers: Known = Cache(LIMITS.answers)
-    verified: dict[bool, dict[str, None]] = {True: {}, False: {}}
-    refused = ""
-    for program, name in product(programs, names):
-        try:
-            verification = verify(program, n, backend=name, depth=depth, known=answers)
-        except (BackendError, BindError) as error:
-            # what it does at this length it is not asked for
-            refused = str(error)
-            continue
-        _require_ok(verification, name)
-        every = bool(verification.checks) and all(x.asked == n for x in verification.checks)
-        verified[verification.exhaustive if depth == "whole" else every][name] = None
-    return [*verified[True]], [*verified[False]], refused
+    return f"Verified when it was compiled{apart}: {'; '.join(lines)}."
 
 
 def _by_kind(program: Program) -> tuple[Program, ...]:
@@ -231,12 +224,13 @@ def _by_kind(program: Program) -> tuple[Program, ...]:
     )
 
 
-def _require_ok(found: Verification, name: str) -> None:
+def _require_ok(found: Verification) -> None:
     """Raise an error if there is a fault in what a backend does."""
-    if found.ok:
-        return
-    if name in (AUTO, *(backend.name for backend in BACKENDS)):
+    names = {check.backend for check in found.faults}
+    if names & {AUTO, *(backend.name for backend in BACKENDS)}:
         raise InternalError(f"the compiled module differs from the spec:\n{found}")
-    raise BackendError(
-        f"the backend {name} of {owner_of(name)} computes something else than the spec:\n{found}"
-    )
+    for name in names:
+        raise BackendError(
+            f"the backend {name} of {owner_of(name)} computes something else than the spec:"
+            f"\n{found}"
+        )

@@ -114,23 +114,13 @@ def _docstring(spec: Elaborated, facts: Sequence[str]) -> str:
     return '"""' + inert.replace('"""', '\\"\\"\\"') + '"""\n'
 
 
-_KINDS = {
-    "tokens": "bool [B, n_k]",
-    "ids": "integers [B, n_k]",
-    "numbers": "integers or reals [B, n_k]",
-    "length": "integers [B]",
-    "choices": "integers [B, H or H_kv or 1, n_q, c]",
-    "scores": "real [B, H or H_kv or 1, query blocks, key blocks]",
-    "buckets": "integers [B, H or 1, rounds, n_k]",
-    "pairs": "real [B, H or 1, n_q, n_k]",
-}
-"""What inputs of each kind are."""
-
-
 def _class(program: Program) -> str:
     inputs = "The spec declares no `inputs`."
     if program.inputs:
-        shown = ", ".join(f"{x.name} ({_KINDS[x.kind]})" for x in program.inputs)
+        # what loads torch is not needed for a name
+        from attnspec.runtime.call_checks import KINDS
+
+        shown = ", ".join(f"{x.name} ({' '.join(KINDS[x.kind][1:])})" for x in program.inputs)
         inputs = f"`inputs` holds {shown}."
     queries = "Queries are the last n_q of the n_k positions"
     if program.cross:

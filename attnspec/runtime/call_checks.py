@@ -33,7 +33,7 @@ PER_HEAD = ("choices", "scores", "buckets", "pairs")
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-_KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
+KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
     "tokens": ((torch.bool,), "bool", "[B, n_k]"),
     "ids": (INTEGERS, "an integer type", "[B, n_k]"),
     "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type", "[B, n_k]"),
@@ -186,7 +186,7 @@ def check_inputs(
     checked = {}
     for entry in program.inputs:
         if entry.name not in tensors:
-            _, kind, axes = _KINDS[entry.kind]
+            _, kind, axes = KINDS[entry.kind]
             raise ValueError(
                 f"`{program.name}` needs its input `{entry.name}`: pass"
                 f" inputs={{{entry.name!r}: tensor}}, {kind} {axes}"
@@ -214,7 +214,7 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
     shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
     if entry.kind in PER_HEAD:
         # how many blocks, columns or rounds there must be is for what reads it to say
-        name, axes = f"the input `{entry.name}`", _KINDS[entry.kind][2]
+        name, axes = f"the input `{entry.name}`", KINDS[entry.kind][2]
         check_strided(name, tensor)
         shape = tuple(tensor.shape)
         sizes = {"B": batch, "H": heads, "H_kv": key_heads, "n_q": n_q, "n_k": n_k, "1": 1}
@@ -238,7 +238,7 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
 
 def check_input(entry: Input, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """Raises unless a run-time input has the type of its kind and a shape, and is where q is."""
-    types, kind, _ = _KINDS[entry.kind]
+    types, kind, _ = KINDS[entry.kind]
     check_tensor(f"the input `{entry.name}`", tensor, types, kind, shape, device)
 
 

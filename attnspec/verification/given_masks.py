@@ -36,14 +36,14 @@ class HeadDifference:
 
     def words(self, n: int) -> list[str]:
         """What is to be said of the head."""
-        if self.equal:
+        sides = {"spec": self.only_in_spec, "mask": self.only_in_mask}
+        first = min((x.first for x in sides.values() if x.first is not None), default=None)
+        if first is None:
             return [f"head {self.head}: the same {self.in_both:,} pairs"]
-        lines, sides = [f"head {self.head}: they differ"], (self.only_in_spec, self.only_in_mask)
-        for title, pairs in zip(("spec", "mask"), sides, strict=True):
-            shown = [*(f"({q}, {k})" for q, k in pairs.examples)]
-            shown += ["…"] * (pairs.count > len(shown))
+        lines = [f"head {self.head}: they differ"]
+        for title, pairs in sides.items():
+            shown = [*map(str, pairs.examples), *["…"] * (pairs.count > len(pairs.examples))]
             lines.append(f"  only in the {title}  {pairs.count:,}  {', '.join(shown)}".rstrip())
-        first = min(pairs.first for pairs in sides if pairs.first is not None)
         here, there = (row_text(relation, first, n) for relation in self.relations)
         return [
             *lines,

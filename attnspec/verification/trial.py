@@ -8,22 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, product
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of, shares
-from attnspec.backends.common.scores import ScoreFunction
+from attnspec.backends.common.scores import ScoreFunction, inputs_read
 from attnspec.backends.factored.definitions import cancelled, defined, has_weights, weights_of
 from attnspec.backends.planner import AUTO, choose
-from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Program
-from attnspec.ir.scalars import PAIR
 from attnspec.ir.serial import plan_data
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
@@ -38,6 +35,7 @@ from attnspec.verification.numbers import (
     ROUNDINGS,
     SIZE,
     SMALLEST,
+    error_bound,
     moderate,
     row_fault,
 )
@@ -73,21 +71,13 @@ _KINDS = {"pairs": (torch.float64,), "values": (torch.float32,)}
 SHARED = ", whose text is what it runs"
 """What is added of a mechanism that the definition itself computes."""
 
-Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
+Numbers: TypeAlias = "dict[str, Tensor]"
+"""What heads compute with, by name: under "output" the gradient of their outputs [H, r, d], q
+[H, n_q, d], k and v [H, n, d], and what is learned; or what comes of it, outputs and the gradients
+of the same."""
+
+Known: TypeAlias = "Cache[tuple[Any, ...], tuple[dict[str, Tensor], tuple[float, ...]]]"
 """What the definition says, kept for other modules that are asked the same."""
-
-
-class Numbers(NamedTuple):
-    """What heads compute with, the gradient of their outputs [H, r, d], q [H, n_q, d], k and
-    v [H, n, d], and what is learned; or what comes of it, outputs and the gradients of the same."""
-
-    heads: tuple[Tensor, ...]
-    learned: Mapping[str, Tensor]
-
-    def to(self, dtype: torch.dtype) -> Numbers:
-        """The same in another type."""
-        learned = {name: x.to(dtype) for name, x in self.learned.items()}
-        return Numbers(tuple(x.to(dtype) for x in self.heads), learned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,68 +123,57 @@ class Meaning:
 
     def chunks(
         self, numbers: Numbers, steady: bool = False
-    ) -> Iterator[tuple[tuple[list[int], slice], Tensor]]:
-        """The outputs [h, rows, d] of some heads and examined queries, with their places; to
+    ) -> Iterator[tuple[tuple[int, slice], Tensor]]:
+        """The outputs [rows, d] of heads and some examined queries, with their places; to
         gradients `steady` weights are divided by constants."""
-        rows, n = len(self.trial.rows), self.trial.n
-        step = max(1, rows if self.formula else LIMITS.pairs_at_once // n)
-        many = 1 if self.formula else max(1, LIMITS.pairs_at_once // (rows * n))
-        for first, low in product(range(0, len(self.heads), many), range(0, rows, step)):
-            some, at = list(self.heads[first : first + many]), slice(low, low + step)
-            v = numbers.heads[3][some]
+        rows = len(self.trial.rows)
+        step = max(1, rows if self.formula else LIMITS.pairs_at_once // self.trial.n)
+        for head, low in product(self.heads, range(0, rows, step)):
+            at, v = slice(low, low + step), numbers["v"][head]
             if self.weighs:
-                weights = self.weights(some, at, numbers, steady)
-                yield (some, at), weights @ v[:, : weights.shape[2]]
+                weights = self.weights(head, at, numbers, steady)
+                yield (head, at), weights @ v[: weights.shape[1]]
             else:
-                head, q, k, tables = self._alone(some[0], numbers)
-                out = defined(self.work, head, q, k, v[0, : len(k)], tables)
-                yield (some, at), out[None, self.trial.at[at]]
+                q, k, tables = self._alone(head, numbers)
+                out = defined(self.work, head, q, k, v[: len(k)], tables)
+                yield (head, at), out[self.trial.at[at]]
 
-    def weights(self, some: list[int], at: slice, numbers: Numbers, steady: bool = False) -> Tensor:
-        """The weights [h, rows, n] of some heads, one of a mechanism, and examined queries."""
+    def weights(self, head: int, at: slice, numbers: Numbers, steady: bool = False) -> Tensor:
+        """The weights [rows, n] of a head and examined queries."""
         places = self.trial.at[at]
         if self.formula:
-            alone = self._alone(some[0], numbers)
-            return weights_of(self.work, *alone, steady=steady)[None, places]
-        _, q, k, _ = numbers.heads
-        scores = (q[some][:, places] * scale_of(self.work, q.shape[2])) @ k[some].mT
-        change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
-        symbols, tables = self._symbols(some, places), self.learned_by(some, numbers.learned)
+            alone = self._alone(head, numbers)
+            return weights_of(self.work, head, *alone, steady=steady)[places]
+        q, k = numbers["q"][head, places], numbers["k"][head]
+        scores = (q * scale_of(self.work, q.shape[1])) @ k.T
+        change = ScoreFunction(self.work.changes, [head], self.work.length, torch.device("cpu"))
+        symbols, tables = self._symbols(places), self.learned_by([head], numbers)
         pairs = torch.from_numpy(self.held[at])
-        scores = change(scores[None, :, None, None], symbols, tables, pairs=pairs)[0, :, 0, 0]
+        scores = change(scores[None, None, None, None], symbols, tables, pairs=pairs)[0, 0, 0, 0]
         weights, total, _ = shares(scores, pairs, self.work.normalize)
         return weights / (total.detach() if steady else total)
 
-    def _symbols(self, some: list[int], places: Tensor) -> dict[str, Tensor]:
-        """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
-        trial, rows = self.trial, places + self.trial.first
-        found = {"q": rows[:, None], "k": torch.arange(trial.n)}
-        for entry in trial.program.inputs:
-            x = trial.data[entry.name][0]
-            if entry.kind == "length":
-                found[f"{entry.name}()"] = x
-            elif entry.kind in READ:
-                x = pad(x, (0, trial.n - len(x)))
-                found |= {f"{entry.name}(q)": x[rows][:, None], f"{entry.name}(k)": x}
-            elif entry.kind == "pairs":
-                x = pad(x[:, places], (0, trial.n - x.shape[2]))
-                found[f"{entry.name}{PAIR}"] = (x[some] if len(x) > 1 else x)[None, :, None, None]
-        return found
+    def _symbols(self, places: Tensor) -> dict[str, Tensor]:
+        """What expressions of scores read, broadcastable to [1, 1, 1, 1, rows, n]."""
+        trial = self.trial
+        read = inputs_read(self.work, trial.call, trial.n_q, places, (1, 1))
+        return {"q": (places + trial.first)[:, None], "k": torch.arange(trial.n), **read}
 
-    def _alone(self, head: int, numbers: Numbers) -> tuple[int, Tensor, Tensor, dict[str, Tensor]]:
-        """A head, with its queries, keys, and what it has learned and its scores read."""
-        _, q, k, _ = numbers.heads
-        tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
+    def _alone(self, head: int, numbers: Numbers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The queries and keys of a head, and what it has learned and its scores read."""
+        q, k = numbers["q"][head], numbers["k"][head, : self.trial.keys]
+        tables = {name: x[0] for name, x in self.learned_by([head], numbers).items()}
         if self.work.changes.inputs:
-            tables |= self._symbols([head], torch.arange(len(q[head])))
-        return head, q[head], k[head, : self.trial.keys], tables
+            tables |= self._symbols(torch.arange(len(q)))
+        return q, k, tables
 
     def largest(self, head: int, numbers: Numbers, size: float) -> float:
         """The largest number that stands in what a head computes, of which the outputs and
         gradients have the size: weights of a mechanism, some negative, may cancel."""
         if not self.formula:
             return size
-        most = max(1.0, cancelled(self.work, *self._alone(head, numbers))) if self.weighs else 1.0
+        alone = self._alone(head, numbers)
+        most = max(1.0, cancelled(self.work, head, *alone)) if self.weighs else 1.0
         return most * max(size, most)
 
 
@@ -212,8 +191,9 @@ def results(
     if not sized:
         return plain, ()
     steady = swept(partial(chunks, steady=True), numbers)
-    sizes = [x.abs().flatten(1).amax(1) for x in (*plain.heads, *steady.heads[1:]) if x[0].numel()]
-    largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(plain.heads[0])
+    every = [*(plain[name] for name in NAMES), *(steady[name] for name in "qkv")]
+    sizes = [x.abs().flatten(1).amax(1) for x in every if x[0].numel()]
+    largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(every[0])
     with torch.no_grad():
         for meaning in meanings:
             for head in meaning.heads:
@@ -224,22 +204,17 @@ def results(
 def swept(chunks: Callable[[Numbers], Iterable[tuple[Any, Tensor]]], numbers: Numbers) -> Numbers:
     """Outputs that come in chunks, each with its place in [H, r], and what their gradient leaves of
     q, k, v and what is learned; zeros for what they do not depend on."""
-    grad, *given = numbers.heads
-    leaves = [
-        x if x.requires_grad else x.detach().requires_grad_()
-        for x in (*given, *numbers.learned.values())
-    ]
+    grad, *given = numbers.values()
+    leaves = [x if x.requires_grad else x.detach().requires_grad_() for x in given]
     out, grads = torch.zeros_like(grad), [torch.zeros_like(x) for x in leaves]
-    followed = Numbers((grad, *leaves[:3]), dict(zip(numbers.learned, leaves[3:], strict=True)))
-    for at, part in chunks(followed):
+    for at, part in chunks(dict(zip(numbers, (grad, *leaves), strict=True))):
         out[at] = part.detach()
         # of a sum, because torch loads sympy to compare the shapes of an output and its gradient
         total = (part * grad[at]).sum()
         if total.requires_grad:
             found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
             grads = [x + y for x, y in zip(grads, found, strict=True)]
-    learned = dict(zip(numbers.learned, grads[3:], strict=True))
-    return Numbers((out, *grads[:3]), learned)
+    return dict(zip(numbers, (out, *grads), strict=True))
 
 
 def numbers_fault(
@@ -255,13 +230,13 @@ def numbers_fault(
     float64."""
     three = found, exact, rough or exact
     rows: list[Any] = [
-        (name, head, [x.heads[at][head] for x in three], sizes[head])
+        (word, head, [x[name][head] for x in three], sizes[head])
         for head in meaning.heads
-        for at, name in enumerate(NAMES)
+        for name, word in NAMES.items()
     ]
     largest = max(sizes[head] for head in meaning.heads)
-    pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
-    learned = [meaning.learned_by(meaning.heads, x.learned) for x in three if rough]
+    pairs = exact["q"].shape[1] * exact["k"].shape[1]
+    learned = [meaning.learned_by(meaning.heads, x) for x in three if rough]
     for called, name in meaning.learned if rough else ():
         for tables in zip(*(x[called] for x in learned), strict=True):
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
@@ -269,7 +244,10 @@ def numbers_fault(
             size *= math.sqrt(max(1.0, pairs / tables[1].numel()))
             rows.append((f"gradient of {name}", meaning.heads[0], [*tables], size))
     for name, head, (mine, right, base), size in rows:
-        fault = row_fault(name, mine, right, base, size, rough is None)
+        bound = ROUNDINGS * EXACT * max(1.0, size)
+        if rough is not None:
+            bound = error_bound(right, base.double(), torch.float32, size)
+        fault = row_fault(name, mine, right, bound)
         if fault is not None:
             return head, fault[0] if name == "output" else None, fault[1]
     return None
@@ -319,6 +297,21 @@ class Trial:
         """Where these stand among the queries."""
         return torch.from_numpy(self.rows - self.first)
 
+    @property
+    def _sides(self) -> tuple[Tensor, Tensor]:
+        """Queries and keys of a call, without numbers."""
+        q, k = (torch.empty(1, self.heads, rows, 0) for rows in (self.n_q, self.keys))
+        return q, k
+
+    @cached_property
+    def call(self) -> Call:
+        """What a call has beside queries, keys and values, as kernels take it."""
+        (q, k), program = self._sides, self.module.program
+        data, tables = taken_apart(program, check_inputs(program, self.data, q, k, None), self.keys)
+        call = self.module.engine.laid_out((q, k, k), Call(data=data, tables=tables))[1]
+        # of one layer
+        return replace(call, tables={name: x[0] for name, x in call.tables.items()})
+
     @cached_property
     def parts(self) -> list[Meaning]:
         """What the heads mean, with what runs them. Raises TooMuch where building that, or its
@@ -332,13 +325,10 @@ class Trial:
             seconds = backend.cost(resolved) if work.n_k > LIMITS.every_pair else 0.0
             _require_affordable(work, backend.name, seconds)
             chosen.append((resolved, backend.name, seconds))
-        q, k = (torch.empty(1, self.heads, rows, 0) for rows in (self.n_q, self.keys))
-        engine, program = self.module.engine, self.module.program
-        data, tables = taken_apart(program, check_inputs(program, self.data, q, k, None), self.keys)
-        given = engine.laid_out((q, k, k), Call(data=data, tables=tables))[1].data
+        engine = self.module.engine
         kernels = {
             head: (group.kernel, place)
-            for group in engine.prepare(self.layers[-1], q, k).groups
+            for group in engine.prepare(self.layers[-1], *self._sides).groups
             for place, head in enumerate(group.heads)
         }
         parts = []
@@ -348,7 +338,7 @@ class Trial:
                 # tables that were asked for are tried also where dense would cost less
                 kernel.dense_seconds = math.inf
             if hasattr(kernel, "kernel_of"):
-                kernel = kernel.kernel_of(given, 0)
+                kernel = kernel.kernel_of(self.call.data, 0)
                 if kernel is None:
                     name = "dense"
                     _require_affordable(work, name, 0.0)
@@ -394,10 +384,9 @@ class Trial:
         exact, sizes = self._meant(meanings, drawn)
         for kind in kinds:
             single = kind == torch.float32
-            numbers = drawn.to(kind)
+            numbers = {name: x.to(kind) for name, x in drawn.items()}
             rough = self._meant(meanings, numbers)[0] if single else None
-            learned = dict(self.module.named_parameters()) if single else {}
-            found = self.results(self.module, numbers._replace(learned=learned), self.at)
+            found = self.results(self.module, numbers, self.at, learned=single)
             for each in meanings:
                 if not (single or each.weighs):
                     continue
@@ -422,8 +411,8 @@ class Trial:
         # with the unit vectors as values, the output is the weights themselves
         units = torch.eye(self.keys, dtype=q.dtype).expand(self.heads, -1, -1)
         read = self.called(self.module, q, k, units).detach() != 0
-        parts = q[None], k[None, :, : self.keys]
-        pairs = definition.pairs(*parts, layer=self.layers[-1], inputs=self.data)[0]
+        sides = q[None], k[None, :, : self.keys]
+        pairs = definition.pairs(*sides, layer=self.layers[-1], inputs=self.data)[0]
         what, fault = "keys are read that were decided, and no others", None
         for work, heads in self.works:
             for head in heads:
@@ -435,18 +424,15 @@ class Trial:
                     verb = "is read" if bool(read[head, at, key]) else "is not read"
                     fault = f"head {head}: key {key} {verb} by query {at + self.first}"
         yield self.check(None, self.module.backend, what, self.n_q, fault)
-        given = self.drawn(self.n_q), q, k, self.drawn(self.n)
-        mine, meant = (
-            self.results(each, Numbers(given, dict(each.named_parameters())), slice(None))
-            for each in (self.module, definition)
-        )
+        parts = self.drawn(self.n_q), q, k, self.drawn(self.n)
+        given = dict(zip(NAMES, parts, strict=True))
+        mine, meant = (self.results(x, given, slice(None)) for x in (self.module, definition))
         what, fault = "outputs and gradients agree with the definition", None
-        names = *NAMES, *meant.learned
-        both = ((*x.heads, *x.learned.values()) for x in (mine, meant))
-        for name, one, other in zip(names, *both, strict=True):
-            size, apart = (float(x.abs().max()) if x.numel() else 0.0 for x in (other, one - other))
+        for name, other in meant.items():
+            both = other, mine[name] - other
+            size, apart = (float(x.abs().max()) if x.numel() else 0.0 for x in both)
             if fault is None and not apart <= CLOSE * max(1.0, size):
-                fault = f"{name} differs by {apart:.3g}"
+                fault = f"{NAMES.get(name, name)} differs by {apart:.3g}"
         yield self.check(None, self.module.backend, what, self.n_q, fault)
 
     def _runs(self) -> bool:
@@ -505,7 +491,7 @@ class Trial:
         grad = torch.zeros(self.heads, len(self.rows), SIZE, dtype=q.dtype)
         grad[some] = self.drawn(len(self.rows))[some]
         learned = {name: x.detach().double() for name, x in self.module.named_parameters()}
-        return Numbers((grad, q, k, v), learned)
+        return {"output": grad, "q": q, "k": k, "v": v, **learned}
 
     def _meant(
         self, meanings: Sequence[Meaning], numbers: Numbers
@@ -513,15 +499,12 @@ class Trial:
         """Outputs and gradients by the definition, and in float64 how large numbers are."""
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.layers[-1] if numbers.learned else None,
+            self.layers[-1] if len(numbers) > len(NAMES) else None,
             self.rows.tobytes(),
-            *(x.numpy().tobytes() for x in (*numbers.heads, *numbers.learned.values())),
+            *(x.numpy().tobytes() for x in numbers.values()),
         )
-        sized = numbers.heads[0].dtype == torch.float64
-        found: tuple[Numbers, tuple[float, ...]] = self.known.get(
-            key, lambda: results(meanings, numbers, sized=sized)
-        )
-        return found
+        sized = numbers["q"].dtype == torch.float64
+        return self.known.get(key, lambda: results(meanings, numbers, sized=sized))
 
     def called(self, module: CompiledAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The outputs [H, n_q, d] of a module."""
@@ -530,21 +513,27 @@ class Trial:
         out: Tensor = module(*parts, layer=self.layers[-1], inputs=self.data)
         return out[0]
 
-    def results(self, module: CompiledAttention, numbers: Numbers, at: Tensor | slice) -> Numbers:
-        """Outputs of some queries and gradients of a module."""
-        every = slice(None)
-        return swept(lambda x: [(every, self.called(module, *x.heads[1:])[:, at])], numbers)
+    def results(
+        self, module: CompiledAttention, numbers: Numbers, at: Tensor | slice, learned: bool = True
+    ) -> Numbers:
+        """Outputs of some queries and gradients of a module, if asked of what it has learned."""
+        parts = {name: numbers[name] for name in NAMES}
+        parts |= dict(module.named_parameters()) if learned else {}
+
+        def whole(x: Numbers) -> list[tuple[slice, Tensor]]:
+            return [(slice(None), self.called(module, x["q"], x["k"], x["v"])[:, at])]
+
+        return swept(whole, parts)
 
     def _pair_fault(self, meaning: Meaning, head: int, place: int, numbers: Numbers) -> str | None:
         """The first key that a query of a wrong output weighs otherwise than it should: the
         gradient of one column of the values is the weights."""
-        grad, q, k, v = numbers.heads
-        one = torch.zeros_like(grad[..., :1])
+        one, v = (torch.zeros_like(numbers[name][..., :1]) for name in ("output", "v"))
         one[head, place] = 1.0
-        column = Numbers((one, q, k, torch.zeros_like(v[..., :1])), {})
-        found = self.results(self.module, column, self.at).heads[3][head, :, 0]
+        column = {**numbers, "output": one, "v": v}
+        found = self.results(self.module, column, self.at, learned=False)["v"][head, :, 0]
         meant = torch.zeros_like(found)
-        some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
+        some = meaning.weights(head, slice(place, place + 1), numbers)[0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
         mask = meant.ne(0) if meaning.formula else torch.from_numpy(meaning.held[place])

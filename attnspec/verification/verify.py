@@ -89,7 +89,11 @@ def verify(
 
 
 def verify_each(
-    program: Program, n: int, backends: Sequence[str], m: int | None = None
+    program: Program,
+    n: int,
+    backends: Sequence[str],
+    m: int | None = None,
+    depth: Depth = "whole",
 ) -> Verification:
     """The same with each of these backends; those that refuse, or that n is too long for, are
     named in the report. Raises BackendError or TooMuch where all of them are."""
@@ -98,7 +102,8 @@ def verify_each(
     answers: Known = Cache(LIMITS.layouts)
     for backend in backends:
         try:
-            verifications.append(verify(program, n, backend=backend, known=answers, m=m))
+            found = verify(program, n, backend=backend, depth=depth, known=answers, m=m)
+            verifications.append(found)
         except (BackendError, TooMuch) as error:
             refused[backend] = error
     if refused and not verifications:

@@ -226,8 +226,9 @@ def _whole(x: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     return rounded(x).long() if x.is_floating_point() else x
 
 
-def _isqrt(x: Tensor) -> Tensor:
-    root = x.double().sqrt().floor().long()
+def isqrt(x: Tensor) -> Tensor:
+    """The root of whole numbers, rounded down."""
+    root = torch.sqrt(x.double()).long()
     root = root - (root * root > x).long()
     return root + ((root + 1) * (root + 1) <= x).long()
 
@@ -246,7 +247,7 @@ _TENSORS: dict[str, Callable[..., Number]] = {
     "and": lambda *values: reduce(torch.logical_and, values),
     "or": lambda *values: reduce(torch.logical_or, values),
     "one_of": lambda x, *members: reduce(torch.logical_or, [x == each for each in members], x != x),
-    "isqrt": _isqrt,
+    "isqrt": isqrt,
     "ceil": lambda x: _whole(x, torch.ceil),
     "floor": lambda x: _whole(x, torch.floor),
     "min": lambda *values: reduce(torch.minimum, values),

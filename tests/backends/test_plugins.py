@@ -160,7 +160,7 @@ def test_emitted_modules(site: Path) -> None:
     # what is installed does not enter the text of a module that asks for nothing by name
     assert spec.emit() == before
     text = spec.emit(backend="fused")
-    assert "by the backend fused" in text
+    assert "values and gradients of fused;" in text
     with pytest.raises(AttnSpecError, match="a standalone module has no backends"):
         spec.emit(backend="fused", standalone=True)
     names: dict[str, Any] = {}

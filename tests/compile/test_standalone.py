@@ -410,4 +410,4 @@ def test_the_docstring_says_what_was_verified() -> None:
     document = ast.get_docstring(ast.parse(spec_of("attend window(radius = 3)").emit(True)))
     assert document is not None
     assert "attention = Sample()" in document
-    assert "Verified at n = 65 when it was compiled: every pair, values and gradients" in document
+    assert "Verified when it was compiled: at n = 65 every pair, values and gradients;" in document

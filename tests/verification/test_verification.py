@@ -342,24 +342,23 @@ layer 1 { head 0 { attend window(before = 5, after = 0) + favor(features = 8) } 
 def test_graphs_and_mechanisms_of_one_spec_are_verified_apart() -> None:
     said = " ".join(spec_of(MIXED).emit().split())
     assert (
-        "Verified at n = 65 when it was compiled, graphs and mechanisms apart, by the backends"
-        " torch, dense, tables, edges, factored: every pair, values and gradients;" in said
+        "Verified when it was compiled, graphs and mechanisms apart: at n = 65 every pair, values"
+        " and gradients of torch, dense, tables, edges, factored;" in said
     )
     assert "; at n = 193 every pair of torch, tables, edges, factored." in said
 
 
 def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     text = spec_of("sequence grid(6, 7) attend neighborhood(3, 5)").emit()
-    assert "Verified at n = 42 when it was compiled" in text
+    assert "Verified when it was compiled: at n = 42 every pair" in text
     assert "193" not in text
     # where all values would take long, those of some queries are
     said = " ".join(spec_of("sequence grid(16, 20) attend neighborhood(3, 5)").emit().split())
-    assert "Verified at n = 320, its one length, when it was compiled, every pair of" in said
+    assert "Verified when it was compiled: at n = 320 every pair of" in said
     assert "values and gradients of 64 queries of torch, dense, tables, edges." in said
     # where weights would take long, the pairs are
     said = " ".join(spec_of("sequence grid(16, 70) attend neighborhood(3, 5)").emit().split())
-    assert "Verified at n = 1,120, its one length" in said
-    assert "every pair of torch, tables, edges; no values." in said
+    assert "compiled: at n = 1,120 every pair of torch, tables, edges. " in said
     text = spec_of("sequence grid(90, 90) attend neighborhood(3, 5)").emit()
     assert "Not verified when it was compiled: it has one length, 8,100." in text
 

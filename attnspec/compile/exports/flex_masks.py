@@ -7,7 +7,6 @@ says by itself which pairs there are; block masks are classified in closed form,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -171,16 +170,9 @@ class FlexMask:
         counts, columns = (
             torch.from_numpy(x).to(self.device) for x in (both.sum(-1, dtype=np.int32), order)
         )
+        lists = counts[0], columns[0], counts[1], columns[1]
         lengths = sides.queries, sides.keys
-        return BlockMask.from_kv_blocks(
-            counts[0],
-            columns[0],
-            counts[1],
-            columns[1],
-            BLOCK_SIZE=(BLOCK, BLOCK),
-            mask_mod=self._mod(sides),
-            seq_lengths=lengths,
-        )
+        return BlockMask.from_kv_blocks(*lists, BLOCK, self._mod(sides), lengths)
 
     def _blocks(self, sides: Crossing) -> tuple[int, int, int, int]:
         """How many samples, heads, and blocks of queries and of keys there are."""
@@ -237,8 +229,7 @@ def _reads_length(program: Program, text: Text) -> bool:
     graphs = (attend.graph for attend in program.attends if attend.graph)
     if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
         return True
-    statements = text.functions["mask"].partition('."""')[2]
-    return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
+    return bool(text.settings["BY_LENGTH"])
 
 
 def flex_mask(
@@ -304,10 +295,8 @@ def _of_layer(program: Program, layer: int) -> Program:
         raise AttnSpecError(
             f"layer {layer} of `{program.name}` has a mechanism and no mask: compile the spec"
         )
-    read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
-    read |= {
-        name for attend in attends for value in numbers_in(attend) for name in inputs_read(value)
-    }
+    read = set[str]().union(*(inputs_of(attend.graph) for attend in attends if attend.graph))
+    read.update(*(inputs_read(value) for attend in attends for value in numbers_in(attend)))
     found = replace(
         program,
         attends=attends,

@@ -35,7 +35,7 @@ def standalone_module(program: Program, class_name: str) -> str:
         text = graph_text(program) if graphs else _mechanism_text(program)
         text.settings["REFUSED"] = bool(refusal)
         text.names.update({"Attention": class_name, "exportable(k)": refusal})
-        roots = ("mask", "mask_mod_of", "attend", "Attention") if graphs else ("Attention",)
+        roots = ("mask_mod_of", "attend", "Attention") if graphs else ("Attention",)
         return text.file(program, roots)
     except StandaloneError as error:
         raise StandaloneError(

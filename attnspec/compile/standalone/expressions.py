@@ -8,7 +8,7 @@ once, so that what is always true is not written down.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any, TypeAlias
@@ -191,12 +191,16 @@ def _within(operand: Operand, level: int) -> str:
 
 
 def closure(
-    head: str, doc: str, before: Sequence[str], inner: str, statements: Sequence[str]
+    head: str, doc: str, sizes: Mapping[str, str], before: Sequence[str], inner: Sequence[str]
 ) -> str:
-    """The text of a function that returns an inner one."""
-    found = [f"def {head}:", f'    """{doc}"""', *(x for each in before for x in broken(each, 4))]
-    found += ["", f"    def {inner}:", *(x for each in statements for x in broken(each, 8))]
-    return "\n".join([*found, "", f"    return {inner.partition('(')[0]}"])
+    """The text of a function that returns an inner one, whose head comes first; `sizes` say what
+    stands for names, if they are read."""
+    text, (name, *statements) = "\n".join([*before, *inner[1:]]), inner
+    read = [f"{x} = {value}" for x, value in sizes.items() if re.search(rf"\b{x}\b", text)]
+    found = [f"def {head}:", f'    """{doc}"""']
+    found += [x for each in (*read, *before) for x in broken(each, 4)]
+    found += ["", f"    def {name}:", *(x for each in statements for x in broken(each, 8))]
+    return "\n".join([*found, "", f"    return {name.partition('(')[0]}"])
 
 
 def broken(statement: str, indent: int) -> list[str]:

@@ -272,6 +272,14 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
             return _power(args[0], args[1], page)
         case "item":
             return _item(args[0], args[1:], page)
+        case "entry":
+            return Expression(f"{args[0].text}[h, {flat(args[1])}]", "score", page.reals)
+        case "steps":
+            distances = f"torch.arange(min(n, {max(args[1:], default=0) + 1}), device=q.device)"
+            steps = f"torch.tensor({[*args[1:]]}, dtype=torch.int64, device=q.device)"
+            made = f"torch.bucketize({distances}, {steps}, right=True)"
+            index = call(".clamp_max", args[0], max(args[1:], default=0))
+            return page.made("buckets", made, f"[{index.text}]")
         case "ceil" | "floor":
             return _rounded(op, args[0], page)
         case "sqrt" | "isqrt" | "log2" | "log" | "exp" | "tanh":

@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from types import CodeType
 
+from attnspec.backends.common import scores
 from attnspec.compile.emit import constant
 from attnspec.compile.standalone.sources import graph, module
 from attnspec.ir.program import Program
@@ -55,7 +56,10 @@ class Text:
         }
         names = {**self.names, **(module.TWO_SEQUENCES if program.cross else {})}
         written = self.functions
-        sources = {**_definitions((*self.sources, DRAWS, module.__name__)), **written}
+        sources = {
+            **_definitions((scores.__name__, *self.sources, DRAWS, module.__name__)),
+            **written,
+        }
         texts: dict[str, str] = {}
         read: dict[str, None] = {}
 

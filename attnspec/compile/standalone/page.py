@@ -16,8 +16,8 @@ from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 RESERVED = frozenset(
-    "q k m n b h x layer head heads slot math torch abs min max kind n_q row score"
-    " learned required isqrt is_power listed numbers score_mod slopes_of bias_of".split()
+    "q k m n b h x layer head heads size device slots slot_of held pairs math torch abs min max"
+    " kind n_q score learned required isqrt is_power listed numbers score_mod slopes_of".split()
 )
 """Names that stand for something else in a mask."""
 
@@ -89,12 +89,12 @@ class Page:
         drawn = f"[{call(function, *args).text} for head in range(heads)]"
         return self.made("drawn", f"torch.stack({drawn}).to(device)")
 
-    def listed(self, text: str, index: Expression, kind: str, hint: str = "items") -> Expression:
+    def listed(self, text: str, index: Expression, kind: str) -> Expression:
         """What a list of numbers has at an index."""
         wide = ", dtype=kind" if self.scores else ", dtype=torch.float64"
         device = "q.device" if self.scores else "device"
         text = f"torch.tensor({text}{wide * (kind == 'real')}, device={device})"
-        return self.made(hint, text, f"[{index.text}]", kind)
+        return self.made("items", text, f"[{index.text}]", kind)
 
     def made(self, hint: str, text: str, index: str = "", kind: str = "int") -> Expression:
         """A tensor that is made before any pair is asked for, or what it has at an index."""
@@ -116,7 +116,8 @@ class Page:
     def readings(self, entry: Input | InputRef, q: Operand, k: Operand) -> dict[str, Operand]:
         """What the symbols of an input stand for in predicates and scores."""
         if entry.kind == "pairs":
-            row = "q" if self.program.cross else "row"
+            # rows of an input are counted from the first query
+            row = "q" if self.program.cross else "q - (n - n_q)"
             text = f"{argument_of(entry)}[b, h, {row}, k]"
             return {pair_reading(entry.name).name: Expression(text, "score", self.reals)}
         sides = {"": None} if entry.kind == "length" else {"q": q, "k": k}

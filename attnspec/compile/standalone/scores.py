@@ -12,9 +12,9 @@ from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import Attend, Program, Score
+from attnspec.ir.program import Attend, Program
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
-from attnspec.ir.scores import NAMED, Scores, alibi_slopes, thresholds
+from attnspec.ir.scores import HEAD, NAMED, TABLE, Scores, alibi_slopes, bias
 from attnspec.lower.lower import bias_tables, buckets_of
 
 REALS = ".to(score.dtype)"
@@ -36,29 +36,27 @@ def score_text(program: Program) -> Text:
         if entry.kind in (*READ, "length", "pairs"):
             values |= page.readings(entry, q, k)
     before, statements, read = list[str](), list[str](), set[str]()
-    parts: dict[str, object] = {}
-    settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
-    adds, finite = attend.normalize == "softmax", True
+    parts, adds = dict[str, object](), attend.normalize == "softmax"
     for place, score in enumerate(attend.scores):
         arguments: dict[str, Any] = dict(score.arguments)
-        change = fold(NAMED.get(score.name, Symbol("value")), arguments)
-        value = fold(change, page.known)
-        read.update(inputs_read(value))
-        if score.name == "alibi":
-            values["slope"] = _slope(score, program, page)
+        if score.name == "alibi" and program.heads is None:
+            values["slope"] = page.made("slopes", "slopes_of(q)", "[h]", "real")
+        elif score.name == "alibi":
+            slopes = score.slopes or alibi_slopes(program.heads or 1)
+            arguments["slope"] = Apply("item", (HEAD, *slopes))
         if score.name == "bias":
-            table, steps = tables[place, score], f"STEPS{tables[place, score][4:]}"
-            before.append(f'{table} = bias_of(learned["{table}"], {steps}, q, n)')
-            values["bias"] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
-            buckets, distance = buckets_of(score), int(arguments["max_distance"])
-            # the least distances of all buckets but the first, and how the table starts
-            settings[steps] = (*thresholds(buckets if program.causal else buckets // 2, distance),)
-            shape = program.layers or 1, program.heads or 1, buckets
-            parts[table] = (shape, "constant_", 0.0)
+            table, buckets = tables[place, score], buckets_of(score)
+            distance = int(arguments["max_distance"])
+            arguments["bias"] = bias(buckets, distance, not program.causal, table)
+            # in half types the gradients of all pairs would not add up
+            before.append(f'{table} = learned["{table}"].to(kind).expand(q.shape[1], -1)')
+            values[table + TABLE] = Expression(table, "score", REALS)
+            # how the table starts
+            parts[table] = (program.layers or 1, program.heads or 1, buckets), "constant_", 0.0
+        value = fold(fold(NAMED.get(score.name, Symbol("value")), arguments), page.known)
+        read.update(inputs_read(value))
         statements.append(f"score = {_of_score(said(value, values, page), value, page)}")
-        is_added = Scores((value,)).added is not None
-        adds &= is_added
-        finite &= is_added or score.name == "softcap"
+        adds &= Scores((value,)).added is not None
     for entry in program.inputs:
         if entry.name in read:
             made = f'numbers("{entry.name}", x, kind)'
@@ -68,22 +66,14 @@ def score_text(program: Program) -> Text:
     before += [f"{name} = {made}" for name, made in page.lists.items()]
     score_mod = _score_mod(program, before, statements)
     functions = {"scale_of": _scale(program), "score_mod_of": score_mod}
-    settings |= {"NORMALIZE": attend.normalize, "CHANGED": bool(attend.scores)}
-    return Text(functions, {**settings, "FUSED": adds, "FINITE": finite})
+    changed = bool(attend.scores)
+    settings = {"NORMALIZE": attend.normalize, "CHANGED": changed, "FUSED": adds, "PARTS": parts}
+    return Text(functions, settings)
 
 
 def numbers_in(attend: Attend) -> list[Scalar]:
     """The numbers that the scores of an attend are changed by."""
     return [value for score in attend.scores for _, value in score.arguments]
-
-
-def _slope(score: Score, program: Program, page: Page) -> Expression:
-    """The slope of a head."""
-    head, slopes = page.symbol("head"), score.slopes
-    if not slopes and program.heads is None:
-        return page.made("slopes", "slopes_of(q)", f"[{head.text}]", "real")
-    slopes = slopes or alibi_slopes(program.heads or 1)
-    return page.listed(repr(slopes), head, "real", "slopes")
 
 
 def _of_score(change: Operand, value: Scalar, page: Page) -> str:
@@ -100,22 +90,14 @@ def _of_score(change: Operand, value: Scalar, page: Page) -> str:
 
 def _score_mod(program: Program, before: list[str], statements: list[str]) -> str:
     """The text of `score_mod_of`."""
-    inner, outer = "\n".join(statements), "\n".join(before)
-    if not program.cross and re.search(r"\bq\b", inner):
-        # positions of queries are counted from the last ones, rows of an input from the first
-        row = "row, q = q, q" if "row" in inner else "q = q"
-        statements = [f"{row} + (n - n_q)", *statements]
-    else:
-        statements = [re.sub(r"\brow\b", "q", each) for each in statements]
-    inner = "\n".join([*statements, outer])
-    if re.search(r"\bkind\b", outer):
-        before = ["kind = torch.promote_types(q.dtype, torch.float32)", *before]
-    if re.search(r"\b(n|m)\b", inner):
-        rows = re.search(r"\b(n_q|m)\b", inner)
-        before = [f"{rows[0]}, n = q.shape[2], k.shape[2]" if rows else "n = k.shape[2]", *before]
+    if not program.cross and re.search(r"\bq\b", " ".join(statements)):
+        # positions of queries are counted from the last ones
+        statements = ["q = q + (n - n_q)", *statements]
     doc = "What changes the score of query q and key k in head h."
-    head, inner = "score_mod_of(q, k, layer, x, learned)", "score_mod(score, b, h, q, k)"
-    return closure(head, doc, before, inner, [*statements, "return score"])
+    kind = "torch.promote_types(q.dtype, torch.float32)"
+    sizes = {"n_q": "q.shape[2]", QUERIES: "q.shape[2]", "n": "k.shape[2]", "kind": kind}
+    inner = ["score_mod(score, b, h, q, k)", *statements, "return score"]
+    return closure("score_mod_of(q, k, layer, x, learned)", doc, sizes, before, inner)
 
 
 def _scale(program: Program) -> str:

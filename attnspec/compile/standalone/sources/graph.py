@@ -7,8 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-CHANGED, FUSED, FINITE, NORMALIZE = True, True, True, "softmax"
-TWO_SIDED, SCORED = False, ("near",)
+CHANGED, FUSED, NORMALIZE, SCORED = True, True, "softmax", ("near",)
 INPUTS = {"time": ("numbers", None)}
 
 # --- written for each spec: here causal, the usual scale, alibi ----------------------------------
@@ -36,13 +35,6 @@ def required(name, value, least=0, most=2**62):
     """Refuses a size that depends on n where it has no admissible value."""
     if not least <= value <= most:
         raise ValueError(f"`{name}` must be {least} to {most} at this length, got {value}")
-
-
-def isqrt(x):
-    """The root of whole numbers, rounded down."""
-    root = torch.sqrt(x.double()).long()
-    root = root - (root * root > x).long()
-    return root + ((root + 1) * (root + 1) <= x).long()
 
 
 def is_power(distance, base):
@@ -153,12 +145,9 @@ def attend(q, k, v, layer, dropout_p, x, learned):
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
         scores = q * scale @ k.mT
         if CHANGED:
-            if FINITE:
-                scores = score_mod(scores, *at)
-            else:
-                # the gradient of a pair that is none may be no number, and -inf hides a pair
-                scores = score_mod(scores.masked_fill(~mask, 0.0), *at)
-                mask = mask & (scores != -torch.inf)
+            # the gradient of a pair that is none may be no number, and -inf hides a pair
+            scores = score_mod(scores.masked_fill(~mask, 0.0), *at)
+            mask = mask & (scores != -torch.inf)
         return (dropout(weigh(scores, mask), dropout_p) @ v).to(kind)
 
 
@@ -167,21 +156,6 @@ def slopes_of(q):
     power, h = 1 << (q.shape[1].bit_length() - 1), torch.arange(q.shape[1], device=q.device)
     eighths = torch.where(h < power, 8 * h + 8, 8 * (h - power) + 4)
     return torch.exp2(-eighths.to(torch.promote_types(q.dtype, torch.float32)) / power)
-
-
-def bias_of(table, steps, q, n):
-    """The learned number [H, 2 n - 1] of each distance q - k, from 1 - n on; `steps` are the least
-    distances of all buckets but the first."""
-    distance = torch.arange(1 - n, max(1, n), device=q.device)
-    if TWO_SIDED:
-        bucket = torch.bucketize(distance.abs(), torch.tensor(steps, device=q.device), right=True)
-        bucket = bucket + (distance < 0) * (len(steps) + 1)
-    else:
-        far = distance.clamp_min(0)
-        bucket = torch.bucketize(far, torch.tensor(steps, device=q.device), right=True)
-    # in half types the gradients of all pairs would not add up
-    table = table.to(torch.promote_types(q.dtype, torch.float32))
-    return table[:, bucket].expand(q.shape[1], -1)
 
 
 # --- what scores become --------------------------------------------------------------------------

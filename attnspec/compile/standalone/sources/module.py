@@ -18,10 +18,9 @@ def given(q, k, v, layer, inputs, padding):
     """The inputs and the padding of a call; raises unless all fits together and to the spec."""
     fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
     fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
-    if CROSS:
-        fit = fit and HEADS in (None, q.shape[1])
-    else:
-        fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
+    fit = fit and HEADS in (None, q.shape[1])
+    if not CROSS:
+        fit = fit and q.shape[2] <= k.shape[2]
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
         got = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
         needed = f"of one type, [B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d], [B, H_kv, n_k, d_v]"
