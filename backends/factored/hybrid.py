@@ -42,12 +42,13 @@ from attnspec.backends.factored.features.sums import (
     uncast,
 )
 from attnspec.backends.factored.lag import lagged
+from attnspec.backends.factored.matrices import MatrixKernel
 from attnspec.backends.factored.softmax import check_no_dropout
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.look_back import LookBack
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of
+from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
 """Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
@@ -113,8 +114,6 @@ def taken(steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor
 
 def _of_steps(steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> tuple[Tensor]:
     how, shape, values = given.how, given.q.shape[:3], given.values()
-    if given.padding is not None:
-        values = values.masked_fill(~given.padding[..., None], 0.0)
     if how.paired:
         f, g = given.q.to(given.kind), given.k.to(given.kind)
         of_f, of_g = f.new_zeros(shape), g.new_zeros(g.shape[:2])
@@ -228,7 +227,7 @@ class HybridKernel:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.partial(q, k, v, call)[0]
 
-    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and the logarithms [B, H, n_q] of its denominators."""
         check_no_dropout(f"GRAPH + {self.kernel.declared.name}", call.dropout_p)
         kept, shape, kind = q.dtype, q.shape[:3], torch.promote_types(q.dtype, torch.float32)
@@ -249,13 +248,13 @@ class HybridKernel:
             out, lse = self._by_sums(given, exact, call)
         return out.to(kept).view(*shape, -1), None if lse is None else lse.view(shape)
 
-    def worth(self, weighed: Weighed) -> tuple[Tensor, Tensor | None]:
+    def worth(self, weighed: Weighed) -> Outputs:
         """What sums are worth, and the logarithms of what divides them, if it is positive."""
         (sums, log), how = weighed, self.kernel
         lse = how.log_divisor(sums[..., -1], log) if how.positive else None
         return how.divided(sums, log), lse
 
-    def _by_sums(self, given: Given, exact: Partial, call: Call) -> tuple[Tensor, Tensor | None]:
+    def _by_sums(self, given: Given, exact: Partial, call: Call) -> Outputs:
         """The output [N, R, n_q, d_v] and the logarithms of its denominators, of those of the graph
         and of sums."""
         shape, late = given.q.shape[:3], late_of(given, self.lag)
@@ -376,6 +375,14 @@ class ReadingHybrid(ReadingKernel):
     def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
         """What goes on with it from a state, inputs coming with their positions."""
         return self.unknown().streamed(reach, heads)
+
+
+def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    """The kernel of a work's mechanism, with the graph beside it where it has one."""
+    if not mechanism_of(work).sums:
+        return MatrixKernel(work)
+    kernel = FeatureKernel(work, heads)
+    return hybrid_kernel(work, heads, device, kernel) if work.hybrid else kernel
 
 
 def hybrid_kernel(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.factored.directions import directions
 from attnspec.backends.factored.features.maps import Summing, Tables
 from attnspec.backends.factored.features.sums import Given, State, Weighed
@@ -38,21 +39,21 @@ class FeatureKernel(Summing):
     heads: tuple[int, ...]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return self._outputs(q, self.worth(self.given(q, k, v, call)))[0]
+        return self.partial(q, k, v, call)[0]
 
-    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and the logarithms [B, H, n_q] of what its rows are divided by, None where
         that may be negative or is nothing."""
-        return self._outputs(q, self.worth(self.given(q, k, v, call)), True)
+        return self._outputs(q, self.worth(self.given(q, k, v, call)))
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
-    ) -> tuple[tuple[Tensor, Tensor | None], object]:
+    ) -> tuple[Outputs, object]:
         """The same of the causal sums of more positions, on top of those that `state` holds, None
         at first, and the state after them."""
         request = self.given(q, k, v, call)
         sums, after = request.summed(cast("State | None", state))
-        return self._outputs(q, self.worth_of(sums), True), after
+        return self._outputs(q, self.worth_of(sums)), after
 
     def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:
         """The outputs of queries on top of the sums over keys elsewhere: those before all of these
@@ -70,7 +71,7 @@ class FeatureKernel(Summing):
         gate they are as they stand after the last key, with the logarithms of what it leaves of
         sums before, [N]."""
         request = self.given(q[:, :, :0], k, v, call)
-        state = request.absorbed(request.no_keys())
+        _, state = request.summed()
         if not request.gate:
             return state._replace(sums=state.sums.mT), None
         last = request.gate[1][:, -1:].sum(1)
@@ -116,13 +117,10 @@ class FeatureKernel(Summing):
         sums, log = weighed
         return self.divided(sums, log), sums[..., -1], log
 
-    def _outputs(
-        self, q: Tensor, worth: Worth, with_lse: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def _outputs(self, q: Tensor, worth: Worth) -> Outputs:
         """As `partial`."""
-        (out, total, log), lse = worth, None
-        if with_lse and self.positive:
-            lse = self.log_divisor(total, log).view(q.shape[:3])
+        out, total, log = worth
+        lse = self.log_divisor(total, log).view(q.shape[:3]) if self.positive else None
         return out.to(q.dtype).view(*q.shape[:3], out.shape[-1]), lse
 
 

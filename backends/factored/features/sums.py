@@ -99,10 +99,11 @@ class Given(NamedTuple):
     def cut(self, queries: list[int], keys: list[int]) -> list[Given]:
         """So many queries and keys at a time."""
         rows = torch.split(self.q, queries, 2)
-        leaves, tree = tree_flatten((self.k, self.v, self.padding, self.gate))
+        sides = {"k": self.k, "v": self.v, "padding": self.padding, "gate": self.gate}
+        leaves, tree = tree_flatten(sides)
         some = (repeat(None) if x is None else torch.split(x, keys, 1) for x in leaves)
         each: Any = zip(rows, *some, strict=False)
-        return [Given(q, *tree_unflatten(x, tree), self.tables, self.how) for q, *x in each]
+        return [self._replace(q=q, **tree_unflatten(x, tree)) for q, *x in each]
 
     def blocks(self) -> list[Given]:
         """Blocks of keys that are summed before any query is examined, without queries; and blocks
@@ -132,9 +133,10 @@ class Given(NamedTuple):
         return values.masked_fill(~self.padding[..., None], 0.0), log
 
     def values(self) -> Tensor:
-        """Rows of values [N, n, e]: behind each a 1, whose sum is that of the weights."""
-        v = self.v.to(self.kind)
-        return pad(v, (0, 1), value=1.0) if self.how.divides else v
+        """Rows of values [N, n, e], those of padding 0: behind each a 1, whose sum is that of the
+        weights."""
+        v = pad(self.v.to(self.kind), (0, int(self.how.divides)), value=1.0)
+        return v if self.padding is None else v.masked_fill(~self.padding[..., None], 0.0)
 
     def no_keys(self) -> State:
         """The sums over no key."""
@@ -216,9 +218,6 @@ class Given(NamedTuple):
                 # sums of a gate are the ones that are meant, since what it forgets is gone
                 log = log + (start[..., None] + rows).to(kind)
         weights = weights if ratio == 1 else torch.cat([weights] * ratio, -2)
-        if self.padding is not None and how.paired:
-            # other features of padding are 0
-            weights = weights * torch.unflatten(self.padding, 1, (-1, 1, chunk))
         y = (pairs * weights) @ w + before
 
         def in_order(x: Tensor) -> Tensor:
