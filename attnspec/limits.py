@@ -126,7 +126,6 @@ class Limits:
     ring: int = _limit(32, 2)  # positions for which a ring of keys is examined
     feature_chunk: int = _limit(64, 4)  # positions of a chunk of features
     taylor_chunk: int = _limit(512, 4)  # the same for the Taylor formula
-    convolved: int = _limit(64, 4)  # outputs of a convolution that are one product
     tile_sizes: tuple[int, ...] = _limit((32, 64, 128, 256), (4, 8))  # positions, on offer
     tile: int = _limit(64, 4)  # positions of a tile where nothing is chosen
     side: int = _limit(64, 4)  # positions of the finest tiles in which pairs are looked for

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.factored.features.sums import State
-from attnspec.backends.factored.kernels import kernel_of
+from attnspec.backends.factored.hybrid import kernel_of
 from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.lower.work import Call

@@ -261,7 +261,7 @@ class Relation:
 
     def degrees(self, n: int) -> np.ndarray:
         """The number of keys of each query, int64 [n]."""
-        counted = self._counted(n)
+        counted = self.counted(n)
         if counted is not None:
             return counted
         parts = []
@@ -276,7 +276,7 @@ class Relation:
 
     # --- helpers of the defaults ---------------------------------------------------------------
 
-    def _counted(self, n: int) -> np.ndarray | None:
+    def counted(self, n: int) -> np.ndarray | None:
         """The degrees where every row is known as progressions: however many keys these hold, it
         is their ends that are examined."""
         parts = []

@@ -208,12 +208,9 @@ class KeyStream:
             member = cast(Tensor, with_data(tokens, placed).contains(index, n))
             # samples that mark others keep those, too: their masks tell them apart
             later |= member.reshape(-1, len(k_at)).any(0).cpu().numpy()
-        blocks = Blocks(mask[:, None, None, None], symbols=self._symbols(q_at, k_at))
+        symbols = {"q": torch.from_numpy(q_at).to(self.device), "k": index}
+        blocks = Blocks(mask[:, None, None, None], symbols=symbols)
         return every, self._formula(len(at), n), blocks, later
-
-    def _symbols(self, q: np.ndarray, k: np.ndarray) -> dict[str, Tensor]:
-        """Positions as scores read them."""
-        return {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
 
     def _formula(self, n_q: int, n_k: int) -> Formula:
         work = replace(self.work, n_q=n_q, n_k=n_k, unit_keys=False)
@@ -280,11 +277,8 @@ class GraphStream(KeyStream):
         n = int(q[-1, 0]) + 1
         pairs = evaluate_pairs(self.work.relation, q, k.clip(0), n) & (k >= 0)
         masks = torch.from_numpy(pairs[:, None, None, None, None, None]).to(self.device)
-        symbols = self._symbols(q, k)
+        at, keys = (torch.from_numpy(x).to(self.device) for x in (q, k))
         return self._formula(1, n), [
-            Blocks(
-                None if pairs[row].all() else masks[row],
-                symbols={name: x[row] for name, x in symbols.items()},
-            )
-            for row in range(LIMITS.ring)
+            Blocks(None if every.all() else mask, symbols={"q": query, "k": key})
+            for every, mask, query, key in zip(pairs, masks, at, keys, strict=True)
         ]

@@ -1,6 +1,6 @@
 """Mechanisms: attention as a product of factors, or as a mixing, instead of weights of pairs.
 
-Each mechanism has a kernel of its own in `backends.factored.kernels`. Time and memory go with its
+Each mechanism has a kernel of its own in `backends.factored.hybrid`. Time and memory go with its
 factors:
 linear in n for kernels and low ranks. With a graph beside it, the kernel's sums run over all keys,
 what it gave the pairs of the graph is taken away, and their exact weights, computed in tables as
@@ -83,7 +83,7 @@ class FactoredBackend:
         return (text, *(f"the graph instead in {band}" for band in _bands(work)))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.factored.kernels import kernel_of
+        from attnspec.backends.factored.hybrid import kernel_of
 
         return kernel_of(work, heads, device)
 

@@ -167,28 +167,21 @@ def _pairs(
     work: Work, head: int, q: Tensor, k: Tensor, tables: Tables, sized: bool = False
 ) -> Tensor:
     """The weights [n_q, n_k] that the mechanism gives all pairs, before they are divided, or the
-    products of the sizes of features."""
-    declared, values = mechanism_of(work), torch.eye(len(k), dtype=k.dtype)
-    text, learned = text_of(work, head), _learned(work, tables)
-    if not declared.sums:
-        return _mixed(work, text, q, k, values, tables)
+    products of the sizes of features: what values that are rows of the identity become."""
+    declared, changes = mechanism_of(work), dict[str, Any]()
+    if declared.sums:
+        changes["NORMALIZE"] = "none"
+    text = text_of(work, head, **changes)
+    if sized:
+        feature_of = text["feature_of"]
 
-    def features(x: Tensor) -> Tensor:
-        rows, log = (y[0, 0] for y in text["feature_of"](x[None, None], work.layer, learned))
-        if sized:
-            rows = rows.abs() if isinstance(declared, Linear) else rows.norm(dim=1, keepdim=True)
-        return torch.as_tensor(rows * torch.exp(log))
+        def sizes(x: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+            rows, log = feature_of(x, *more)
+            one_by_one = isinstance(declared, Linear)
+            return rows.abs() if one_by_one else rows.norm(dim=-1, keepdim=True), log
 
-    weights = features(q) @ features(k).T
-    if getattr(declared, "gated", False):
-
-        def one(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-            return torch.ones_like(x[..., :1]), torch.zeros_like(x[..., :1])
-
-        # what the gates leave of each pair
-        text = text_of(work, head, feature_of=one, NORMALIZE="none")
-        weights = weights * _mixed(work, text, q, k, values, tables)
-    return weights.tril(len(k) - len(q)) if work.causal else weights
+        text["feature_of"] = sizes
+    return _mixed(work, text, q, k, torch.eye(len(k), dtype=k.dtype), tables)
 
 
 def _mixed(

@@ -37,24 +37,18 @@ from attnspec.backends.factored.features.sums import (
     Given,
     State,
     Weighed,
-    absorbed,
-    features_of_keys,
-    is_wide,
     joined,
     lean,
-    no_keys,
-    of_queries,
-    parts,
     uncast,
-    values_of,
 )
 from attnspec.backends.factored.lag import lagged
+from attnspec.backends.factored.matrices import MatrixKernel
 from attnspec.backends.factored.softmax import check_no_dropout
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.look_back import LookBack
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of
+from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
 """Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
@@ -80,11 +74,11 @@ def together(weighed: Sequence[Weighed], how: Summing) -> tuple[Tensor, Tensor]:
 
 
 def pair_by_pair(
-    how: Summing, given: Given, samples: int, formula: Formula, blocks: Blocks, call: Call
+    given: Given, samples: int, formula: Formula, blocks: Blocks, call: Call
 ) -> list[Weighed]:
     """What all pairs of queries and keys weigh: those of the graph, one block of so many samples,
     by their scores, the others by the features."""
-    q, k, v = (x.to(given.kind) for x in given[:3])
+    (q, k, v), how = (x.to(given.kind) for x in given[:3]), given.how
     heads = len(q) // max(1, samples)
     a, b, c = (x.view(samples, heads, *x.shape[1:]) for x in (q, k, v))
     out, lse = cast(Partial, formula.of_block(a, b, c, blocks, call))
@@ -99,41 +93,33 @@ def pair_by_pair(
     if how.paired:
         products, frame = how.pairs(q.flatten(1, 2), k), lse.new_zeros(1, 1, 1, 1)
     else:
-        f, of_f = how.features(q.flatten(1, 2), given.tables)
-        g, of_g = how.features(k, given.tables)
+        (f, of_f), (g, of_g) = given.features_of_queries(), given.features_of_keys()
         products, frame = f @ g.mT, torch.unflatten(of_f[..., None] + of_g[:, None], 1, rows)
     top, shares = in_one_frame(frame.masked_fill(~mask, -torch.inf), -1)
     weights = torch.unflatten(products, 1, rows) * shares
-    sums = torch.unflatten(weights.flatten(1, 2) @ values_of(how, given), 1, rows)
+    sums = torch.unflatten(weights.flatten(1, 2) @ given.values(), 1, rows)
     return [(pad(out, (0, 1), value=1.0), lse), (sums, top[..., 0])]
 
 
 # --- the pairs of tables -------------------------------------------------------------------------
 
 
-def taken(how: Summing, steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor:
+def taken(steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor:
     """What sums [N, R, n_q, e], in `frames` [N, R, n_q], have of the pairs of some steps, and the
     sums of the sizes of their weights as one column more."""
-    run = partial(_of_steps, how, steps)
-    run = partial(lean, run) if is_wide(how, given) else run
-    return joined([uncast(run, *part)[0] for part in parts(how, given, frames)], 0)
+    run = partial(_of_steps, steps)
+    run = partial(lean, run) if given.is_wide else run
+    return joined([uncast(run, *part)[0] for part in given.parts(frames)], 0)
 
 
-def _of_steps(
-    how: Summing, steps: Sequence[ComposedStep], given: Given, frames: Tensor
-) -> tuple[Tensor]:
-    q, shape, values = given.q.to(given.kind), given.q.shape[:3], values_of(how, given)
-    if given.padding is not None:
-        values = values.masked_fill(~given.padding[..., None], 0.0)
+def _of_steps(steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> tuple[Tensor]:
+    how, shape, values = given.how, given.q.shape[:3], given.values()
     if how.paired:
-        f, g = q, given.k.to(q.dtype)
+        f, g = given.q.to(given.kind), given.k.to(given.kind)
         of_f, of_g = f.new_zeros(shape), g.new_zeros(g.shape[:2])
     else:
-        (f, of_f), (g, of_g) = (
-            how.features(q.flatten(1, 2), given.tables),
-            features_of_keys(how, given),
-        )
-    rows = of_f.view(shape) - frames.to(q.dtype)
+        (f, of_f), (g, of_g) = given.features_of_queries(), given.features_of_keys()
+    rows = of_f.view(shape) - frames.to(given.kind)
     # as tables have them: of one sample
     tensors = [x[None] for x in (f.view(*shape, -1), g, values, rows[..., None], of_g[..., None])]
     share = values.new_zeros(1, *shape, values.shape[-1] + 1)
@@ -215,13 +201,13 @@ class HybridKernel:
         exact: Mergeable | None,
     ) -> None:
         self.work, self.device = work, device
-        self.kernel, self.exact, self.how = kernel, exact, kernel.how
+        self.kernel, self.exact = kernel, exact
         self.graph = graph_of(work)
         # keys are of length 1 when it is asked
         self.formula = Formula(replace(self.graph, unit_keys=False), heads, device)
         self.names = (*work.changes.tables, *work.changes.pairs)
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
-        self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.how.signed else 1.0
+        self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if kernel.signed else 1.0
         self.lag, self.rest = (0, None) if exact is None else lagged(work)
 
     @cached_property
@@ -241,9 +227,9 @@ class HybridKernel:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.partial(q, k, v, call)[0]
 
-    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and the logarithms [B, H, n_q] of its denominators."""
-        check_no_dropout(f"GRAPH + {self.kernel.name}", call.dropout_p)
+        check_no_dropout(f"GRAPH + {self.kernel.declared.name}", call.dropout_p)
         kept, shape, kind = q.dtype, q.shape[:3], torch.promote_types(q.dtype, torch.float32)
         # what is learned asks for gradients in the type in which it is read
         call = replace(call, tables={name: x.to(kind) for name, x in call.tables.items()})
@@ -262,13 +248,13 @@ class HybridKernel:
             out, lse = self._by_sums(given, exact, call)
         return out.to(kept).view(*shape, -1), None if lse is None else lse.view(shape)
 
-    def worth(self, weighed: Weighed) -> tuple[Tensor, Tensor | None]:
+    def worth(self, weighed: Weighed) -> Outputs:
         """What sums are worth, and the logarithms of what divides them, if it is positive."""
-        (sums, log), how = weighed, self.how
+        (sums, log), how = weighed, self.kernel
         lse = how.log_divisor(sums[..., -1], log) if how.positive else None
-        return how.worth(sums, log), lse
+        return how.divided(sums, log), lse
 
-    def _by_sums(self, given: Given, exact: Partial, call: Call) -> tuple[Tensor, Tensor | None]:
+    def _by_sums(self, given: Given, exact: Partial, call: Call) -> Outputs:
         """The output [N, R, n_q, d_v] and the logarithms of its denominators, of those of the graph
         and of sums."""
         shape, late = given.q.shape[:3], late_of(given, self.lag)
@@ -281,11 +267,11 @@ class HybridKernel:
         frames = pad(log, (missing, 0), value=LOWEST)
         sums, lost = pad(sums, (0, 0, missing, 0)), None
         if self.steps:
-            less = taken(self.how, self.steps, given, frames)
+            less = taken(self.steps, given, frames)
             sums = sums - less[..., :-1]
             lost = self._lost(lse, sums, frames, less[..., -1])
             sums = sums.masked_fill(lost[:, None, :, None], 0.0)
-        weighed = together([weighed, (sums, frames)], self.how)
+        weighed = together([weighed, (sums, frames)], self.kernel)
         if lost is not None and lost.any():
             weighed = self._again(given, len(exact[0]), call, weighed, lost)
         return self.worth(weighed)
@@ -305,7 +291,7 @@ class HybridKernel:
         self, given: Given, samples: int, call: Call, weighed: Weighed, rows: Tensor
     ) -> Weighed:
         """The same with some rows, bool [N, n_q], weighed pair by pair."""
-        lines = zip(parts(self.how, given, block=1), rows.cpu().numpy(), strict=True)
+        lines = zip(given.parts(block=1), rows.cpu().numpy(), strict=True)
         again = [
             self._some(line, 1, np.flatnonzero(at), call, number % (len(rows) // samples))
             for number, ((line,), at) in enumerate(lines)
@@ -335,8 +321,8 @@ class HybridKernel:
             mine = replace(call, tables=tables)
             read = inputs_read(self.work, mine, self.work.n_q, at, groups)
             blocks = replace(blocks, symbols={**blocks.symbols, **read})
-            pairs = pair_by_pair(self.how, given, samples, formula, blocks, Call(tables=tables))
-            return together(pairs, self.how)
+            pairs = pair_by_pair(given, samples, formula, blocks, Call(tables=tables))
+            return together(pairs, self.kernel)
 
         for low in range(0, max(1, len(at)), most):
             some, rows = at[low : low + most], given
@@ -391,6 +377,14 @@ class ReadingHybrid(ReadingKernel):
         return self.unknown().streamed(reach, heads)
 
 
+def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    """The kernel of a work's mechanism, with the graph beside it where it has one."""
+    if not mechanism_of(work).sums:
+        return MatrixKernel(work)
+    kernel = FeatureKernel(work, heads)
+    return hybrid_kernel(work, heads, device, kernel) if work.hybrid else kernel
+
+
 def hybrid_kernel(
     work: Work,
     heads: tuple[int, ...],
@@ -435,20 +429,20 @@ class HybridStream(KeyStream):
     def advanced(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
     ) -> tuple[Outputs, object]:
-        hybrid, kernel, how = self.hybrid, self.hybrid.kernel, self.hybrid.how
-        check_no_dropout(f"GRAPH + {kernel.name}", call.dropout_p)
+        hybrid, kernel = self.hybrid, self.hybrid.kernel
+        check_no_dropout(f"GRAPH + {kernel.declared.name}", call.dropout_p)
         given = kernel.given(q, k, v, call)
-        sums, kept = cast("tuple[State, KeyCache | None]", state or (no_keys(how, given), None))
+        sums, kept = cast("tuple[State, KeyCache | None]", state or (given.no_keys(), None))
         # the kernel may give each query head keys of its own
         heads = len(q), -1
         k, v = (torch.unflatten(x, 0, heads) for x in (given.k, given.v))
         cache, formula, blocks, later = self.seen(k, v, call, kept)
         every = _of_keys(given, cache)
-        pairs = pair_by_pair(how, every, len(q), formula, blocks, Call(tables=call.tables))
-        out, lse = hybrid.worth(together([*pairs, of_queries(how, given, sums)], how))
+        pairs = pair_by_pair(every, len(q), formula, blocks, Call(tables=call.tables))
+        out, lse = hybrid.worth(together([*pairs, given.on(sums)], kernel))
         left = cache.part(~later)
         if len(left.positions):
-            sums = absorbed(how, _of_keys(given, left), sums)
+            sums = _of_keys(given, left).absorbed(sums)
         shape = q.shape[:3]
         out = out.to(q.dtype).view(*shape, -1)
         return (out, None if lse is None else lse.view(shape)), (sums, cache.part(later))

@@ -43,11 +43,9 @@ def _latest(term: Relation, n_q: int, n_k: int) -> tuple[int, bool]:
     closed = term.progressions(q, n_k)
     if closed is None:
         return 0, False
-    shape = np.broadcast_shapes(*(np.shape(x) for x in closed))
-    start, stop, step = (np.broadcast_to(x, shape) for x in closed)
+    start, stop, step = closed
     itself = (start <= q[:, None]) & (q[:, None] < stop) & (step == 1)
-    if not itself.any(axis=1).all():
-        return 0, False
     first = np.where(itself, start, n_k).min(axis=1)
-    count = int((q - first + 1)[first > 0].min(initial=n_k))
+    # below 1 for a query that does not read itself
+    count = max(0, int((q - first + 1)[first > 0].min(initial=n_k)))
     return count, bool((lengths(closed) == np.minimum(q + 1, count)).all())

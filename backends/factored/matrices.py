@@ -24,15 +24,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.score_formula import widened
-from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.definitions import text_of
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.softmax import attend, by_scores, check_no_dropout, repeated
-from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, mechanism_of
 
 DROPPING = "linformer", "synthesizer"
@@ -99,40 +96,4 @@ def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
     def by_logits(logits: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return by_scores(logits.expand(*v.shape[:2], -1, -1), v, mask, dropout_p)
 
-    def with_convolution(out: Tensor, x: Tensor, kernels: Tensor) -> Tensor:
-        late = slice(x.shape[2] - out.shape[2], None)
-        if not unseen(out, x, kernels):
-            return out + along(x, kernels)[:, :, late]
-        # head by head in its place
-        for head in range(x.shape[1]):
-            kernel = kernels[head % len(kernels)][None]
-            out[:, head] += along(x[:, head : head + 1], kernel)[:, 0, late]
-        return out
-
-    return text_of(
-        work, 0, attention=attention, by_logits=by_logits, with_convolution=with_convolution
-    )
-
-
-def along(x: Tensor, kernels: Tensor) -> Tensor:
-    """Each head of x [B, H, n, d] convolved along n with its kernel [H or 1, width], of odd width,
-    zeros on both sides: out_i = sum_t kernel_t x_(i + t - width // 2).
-
-    Some rows at a time are a product with a band matrix, several times as fast as torch's
-    convolution of one channel a group.
-    """
-    batch, heads, n, size = x.shape
-    width = kernels.shape[1]
-    half = width // 2
-    rows = min(LIMITS.convolved, n)
-    x = functional.pad(x, (0, 0, half, half + -n % rows))
-    windows = x.unfold(2, rows + width - 1, rows).transpose(-1, -2)
-    # row r of the band holds the kernel from column r on
-    band = functional.pad(kernels[:, None].expand(-1, rows, -1), (0, rows))
-    band = band.reshape(len(kernels), -1)[:, : rows * (rows + width - 1)]
-    band = band.view(len(kernels), 1, rows, rows + width - 1)
-    if batch * heads == 1:
-        # as one batch of matrices, so that the band is not copied for each
-        product = torch.bmm(band[0].expand(windows.shape[2], -1, -1), windows[0, 0])
-        return product.view(1, 1, -1, size)[:, :, :n]
-    return (band @ windows).reshape(batch, heads, -1, size)[:, :, :n]
+    return text_of(work, 0, attention=attention, by_logits=by_logits)

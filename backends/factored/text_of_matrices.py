@@ -148,9 +148,16 @@ def through_landmarks(q, k, v, real):
 
 
 def with_convolution(out, x, kernel):
-    """Rows and those of a convolution along the positions at the same places."""
-    near = pad(x, (0, 0, CONV // 2, CONV // 2)).unfold(2, CONV, 1) @ kernel[:, None, :, None]
-    return out + near.squeeze(-1)[:, :, -out.shape[2] :]
+    """Rows and those of a convolution along the positions at the same places: of each head some
+    rows at a time are a product with a band, whose row r holds the kernel from column r on."""
+    (batch, heads, n, size), rows = x.shape, min(64, x.shape[2])
+    x = pad(x, (0, 0, CONV // 2, CONV // 2 + -n % rows)).unfold(2, rows + CONV - 1, rows).mT
+    band = pad(kernel[:, None].expand(-1, rows, -1), (0, rows)).flatten(1)[:, :-rows]
+    band = band.unflatten(1, (rows, -1)).expand(heads, -1, -1)
+    parts = zip(band, x.unbind(1), strict=True)
+    near = [torch.bmm(b.expand(batch * y.shape[1], -1, -1), y.flatten(0, 1)) for b, y in parts]
+    near = torch.stack([y.view(batch, -1, size) for y in near], 1)
+    return out + near[:, :, n - out.shape[2] : n]
 
 
 def mix_nystrom(q, k, v, layer, real, x):

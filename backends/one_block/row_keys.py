@@ -14,6 +14,7 @@ import numpy as np
 
 from attnspec.backends.common.labels import possible
 from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
+from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
@@ -111,21 +112,15 @@ def _closed_form(relation: Relation, n_q: int, n_k: int) -> Form:
     """The form of many pairs, as far as the keys of queries are known as progressions."""
     # most graphs differ in the last row already
     end = relation.progressions(np.array([n_k - 1]), n_k)
-    if end is None or (lengths(end) < n_k).any():
+    counts = None if end is None or (lengths(end) < n_k).any() else relation.counted(n_k)
+    if counts is not None and (counts[n_k - n_q :] == n_k).all():
+        return Form.NOTHING
+    if counts is None or not n_q == n_k <= LIMITS.compared:
         return Form.MASK
-    every, causal = True, n_q == n_k <= LIMITS.compared
-    for first, closed in relation.closed_rows(n_k):
-        if closed is None:
-            return Form.MASK
-        start, stop, step = closed
-        counts, last = lengths(closed), start + (stop - 1 - start) // step * step
-        q = np.arange(first, first + len(counts))
-        every = every and bool((counts == n_k)[q >= n_k - n_q].all())
-        before = np.where(stop > start, last, 0) <= q[:, None]
-        causal = causal and bool((counts == q + 1).all() and before.all())
-        if not (every or causal):
-            return Form.MASK
-    return Form.NOTHING if every else Form.CAUSAL
+    earlier = Intersection((relation, Causal())).counted(n_k)
+    every = np.arange(1, n_k + 1)
+    causal = all(x is not None and np.array_equal(x, every) for x in (counts, earlier))
+    return Form.CAUSAL if causal else Form.MASK
 
 
 def all_pairs(relation: Relation, n_q: int, n_k: int) -> np.ndarray:

@@ -105,8 +105,7 @@ class TritonBackend:
         return lines
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.factored.hybrid import hybrid_kernel
-        from attnspec.backends.factored.kernels import kernel_of
+        from attnspec.backends.factored.hybrid import hybrid_kernel, kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
         from attnspec.backends.triton.kernel import TritonKernel
         from attnspec.backends.triton.sums.way import LaunchedKernel

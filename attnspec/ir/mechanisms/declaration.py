@@ -80,7 +80,7 @@ class MechanismDeclaration:
 
     Costs are operations of the products of its formula, for one head, forward, with n positions of
     size d: a product of a x b by b x c matrices counts 2 a b c. Elementwise work is left out.
-    Memory and traffic are numbers, as `backends.factored.kernels` computes the formula on the CPU.
+    Memory and traffic are numbers, as `backends.factored.hybrid` computes the formula on the CPU.
     """
 
     name: ClassVar[str] = ""

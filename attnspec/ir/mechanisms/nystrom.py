@@ -42,7 +42,7 @@ class Nystrom(MechanismDeclaration):
 
     def held(self, at: Sizes) -> int:
         m = min(self.landmarks, max(1, at.n))
-        local = at.heads * at.tensor // 2 if self.conv else 0
+        local = 2 * at.heads * at.tensor if self.conv else 0
         return at.heads * (4 * m * at.size + 6 * m * m) + local + at.weights(m)
 
     def between(self, at: Sizes) -> int:

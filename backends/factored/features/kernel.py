@@ -7,28 +7,21 @@ those of random and Taylor features in `maps`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.factored.directions import directions
 from attnspec.backends.factored.features.maps import Summing, Tables
-from attnspec.backends.factored.features.sums import (
-    Given,
-    State,
-    Weighed,
-    absorbed,
-    no_keys,
-    summed,
-)
+from attnspec.backends.factored.features.sums import Given, State, Weighed
 from attnspec.backends.factored.softmax import check_no_dropout, repeated
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 
 Worth: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """What sums are worth [N, R, n_q, d_v], the sums of their weights [N, R, n_q] and the frames of
@@ -36,41 +29,31 @@ these."""
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureKernel:
+class FeatureKernel(Summing):
     """Runs a mechanism, whose features are summed as `how` says.
 
     Where features are drawn, every query head has some of its own, also of the key head that it
     shares with others.
     """
 
-    work: Work
     heads: tuple[int, ...]
 
-    @cached_property
-    def how(self) -> Summing:
-        return Summing(self.work)
-
-    @property
-    def name(self) -> str:
-        return self.how.declared.name
-
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return self._outputs(q, self.worth(self.given(q, k, v, call)))[0]
+        return self.partial(q, k, v, call)[0]
 
-    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and the logarithms [B, H, n_q] of what its rows are divided by, None where
         that may be negative or is nothing."""
-        return self._outputs(q, self.worth(self.given(q, k, v, call)), True)
+        return self._outputs(q, self.worth(self.given(q, k, v, call)))
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
-    ) -> tuple[tuple[Tensor, Tensor | None], object]:
+    ) -> tuple[Outputs, object]:
         """The same of the causal sums of more positions, on top of those that `state` holds, None
         at first, and the state after them."""
         request = self.given(q, k, v, call)
-        before = state if isinstance(state, State) else no_keys(self.how, request)
-        sums, after = summed(self.how, request, before)
-        return self._outputs(q, self.worth_of(sums), True), after
+        sums, after = request.summed(cast("State | None", state))
+        return self._outputs(q, self.worth_of(sums)), after
 
     def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:
         """The outputs of queries on top of the sums over keys elsewhere: those before all of these
@@ -78,7 +61,7 @@ class FeatureKernel:
         if not self.work.causal:
             k, v, call = k[:, :, :0], v[:, :, :0], replace(call, padding=None)
         before = before._replace(sums=before.sums.mT)
-        sums, _ = summed(self.how, self.given(q, k, v, call), before)
+        sums, _ = self.given(q, k, v, call).summed(before)
         return self._outputs(q, self.worth_of(sums))[0]
 
     def key_sums(
@@ -88,7 +71,7 @@ class FeatureKernel:
         gate they are as they stand after the last key, with the logarithms of what it leaves of
         sums before, [N]."""
         request = self.given(q[:, :, :0], k, v, call)
-        state = absorbed(self.how, request, no_keys(self.how, request))
+        _, state = request.summed()
         if not request.gate:
             return state._replace(sums=state.sums.mT), None
         last = request.gate[1][:, -1:].sum(1)
@@ -98,8 +81,8 @@ class FeatureKernel:
 
     def given(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Given:
         """What is summed: heads beside the key head that they read, and what features are of."""
-        check_no_dropout(self.name, call.dropout_p)
-        (batch, heads, rows, size), declared = q.shape, self.how.declared
+        (batch, heads, rows, size), declared = q.shape, self.declared
+        check_no_dropout(declared.name, call.dropout_p)
         kind, padding = torch.promote_types(q.dtype, torch.float32), call.padding
         parts = (part.name for part in declared.parts())
         tables = {name: call.tables[name].to(kind) for name in parts}
@@ -119,11 +102,11 @@ class FeatureKernel:
         real = None if padding is None else padding.repeat_interleave(count, 0)
         q = q.reshape(batch * count, heads // count, rows, size)
         k, v, *frames = (x.flatten(0, 1) for x in (k, v, *gate))
-        return Given(q, k, v, real, tuple(frames), of_lines)
+        return Given(q, k, v, real, tuple(frames), of_lines, self)
 
     def sums(self, given: Given) -> Weighed:
         """The sums of all queries before they are divided, with their frames."""
-        return summed(self.how, given)[0]
+        return given.summed()[0]
 
     def worth(self, given: Given) -> Worth:
         """What these are worth."""
@@ -132,15 +115,12 @@ class FeatureKernel:
     def worth_of(self, weighed: Weighed) -> Worth:
         """What sums are worth, with those of their weights."""
         sums, log = weighed
-        return self.how.worth(sums, log), sums[..., -1], log
+        return self.divided(sums, log), sums[..., -1], log
 
-    def _outputs(
-        self, q: Tensor, worth: Worth, with_lse: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def _outputs(self, q: Tensor, worth: Worth) -> Outputs:
         """As `partial`."""
-        (out, total, log), lse = worth, None
-        if with_lse and self.how.positive:
-            lse = self.how.log_divisor(total, log).view(q.shape[:3])
+        out, total, log = worth
+        lse = self.log_divisor(total, log).view(q.shape[:3]) if self.positive else None
         return out.to(q.dtype).view(*q.shape[:3], out.shape[-1]), lse
 
 

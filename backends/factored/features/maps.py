@@ -109,7 +109,7 @@ class Summing:
         """Whether sums are divided by one of weights that are never negative."""
         return self.divides and not self.signed
 
-    def worth(self, sums: Tensor, log: Tensor) -> Tensor:
+    def divided(self, sums: Tensor, log: Tensor) -> Tensor:
         """What sums are worth."""
         if not self.divides:
             return sums * torch.exp(log)[..., None]

@@ -50,34 +50,6 @@ the states [N, S] before each chunk, which come next; and the frame [N] of the s
 Their type may be wider than that of the sums: differences are rounded, not what they are of."""
 
 
-class Given(NamedTuple):
-    """What is summed: q [N, R, n_q, d], k [N, n_k, d], v [N, n_k, d_v], `padding` bool [N, n_k] or
-    None, of a gate frames of keys and rows [N, n_k] in float64, and tables [N, ...]."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    padding: Tensor | None
-    gate: tuple[Tensor, ...]
-    tables: Tables
-
-    @property
-    def kind(self) -> torch.dtype:
-        """The type of sums."""
-        return torch.promote_types(self.q.dtype, torch.float32)
-
-    def cut(self, queries: list[int], keys: list[int]) -> list[Given]:
-        """So many queries and keys at a time."""
-        real: Any = repeat(None) if self.padding is None else torch.split(self.padding, keys, 1)
-        gates = [torch.split(x, keys, 1) for x in self.gate]
-        sides = (torch.split(x, keys, 1) for x in (self.k, self.v))
-        rows: Any = zip(torch.split(self.q, queries, 2), *sides, real, strict=False)
-        return [
-            Given(q, k, v, mask, tuple(x[at] for x in gates), self.tables)
-            for at, (q, k, v, mask) in enumerate(rows)
-        ]
-
-
 class State(NamedTuple):
     """The sums over some keys [N, e, m] in the frame `base` [N]; None for sums of other kinds."""
 
@@ -85,29 +57,186 @@ class State(NamedTuple):
     base: Tensor | None = None
 
 
-# --- parts ---------------------------------------------------------------------------------------
+class Given(NamedTuple):
+    """What is summed: q [N, R, n_q, d], k [N, n_k, d], v [N, n_k, d_v], `padding` bool [N, n_k] or
+    None, of a gate frames of keys and rows [N, n_k] in float64, and tables [N, ...]; and how."""
 
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    padding: Tensor | None
+    gate: tuple[Tensor, ...]
+    tables: Tables
+    how: Summing
 
-def is_wide(how: Summing, given: Given) -> bool:
-    """Whether features are so many that a backward pass computes them again."""
-    size = given.q.shape[-1]
-    return how.width(size) > WIDE * max(size, given.v.shape[-1])
+    @property
+    def kind(self) -> torch.dtype:
+        """The type of sums."""
+        return torch.promote_types(self.q.dtype, torch.float32)
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether features are so many that a backward pass computes them again."""
+        size = self.q.shape[-1]
+        return self.how.width(size) > WIDE * max(size, self.v.shape[-1])
 
-def most(how: Summing, given: Given, block: int) -> int:
-    """How many positions of a single key head make a block of so many numbers."""
-    size = given.q.shape[-1]
-    wide = max(size, given.v.shape[-1], how.width(size)) * given.q.shape[1]
-    return block // max(1, wide)
+    # --- parts ---------------------------------------------------------------------------------
 
+    def most(self, block: int) -> int:
+        """How many positions of a single key head make a block of so many numbers."""
+        size = self.q.shape[-1]
+        wide = max(size, self.v.shape[-1], self.how.width(size)) * self.q.shape[1]
+        return block // max(1, wide)
 
-def parts(how: Summing, given: Given, *more: Any, block: int | None = None) -> list[Any]:
-    """What is given, and more tensors [N, ...], for as many key heads at a time as fit a block with
-    all their positions. Long sequences go head by head, so that many positions make a block."""
-    room = max(1, most(how, given, block or LIMITS.piece) // max(1, given.k.shape[1]))
-    leaves, tree = tree_flatten((given, *more))
-    some = (repeat(None) if x is None else torch.split(x, room) for x in leaves)
-    return [tree_unflatten(each, tree) for each in zip(*some, strict=False)]
+    def parts(self, *more: Any, block: int | None = None) -> list[Any]:
+        """This and more tensors [N, ...], for as many key heads at a time as fit a block with all
+        their positions. Long sequences go head by head, so that many positions make a block."""
+        room = max(1, self.most(block or LIMITS.piece) // max(1, self.k.shape[1]))
+        leaves, tree = tree_flatten((self, *more))
+        some = (torch.split(x, room) if isinstance(x, Tensor) else repeat(x) for x in leaves)
+        return [tree_unflatten(each, tree) for each in zip(*some, strict=False)]
+
+    def cut(self, queries: list[int], keys: list[int]) -> list[Given]:
+        """So many queries and keys at a time."""
+        rows = torch.split(self.q, queries, 2)
+        sides = {"k": self.k, "v": self.v, "padding": self.padding, "gate": self.gate}
+        leaves, tree = tree_flatten(sides)
+        some = (repeat(None) if x is None else torch.split(x, keys, 1) for x in leaves)
+        each: Any = zip(rows, *some, strict=False)
+        return [self._replace(q=q, **tree_unflatten(x, tree)) for q, *x in each]
+
+    def blocks(self) -> list[Given]:
+        """Blocks of keys that are summed before any query is examined, without queries; and blocks
+        of queries, with the keys at their positions where sums are causal, else without any."""
+        n_q, n_k, chunk = self.q.shape[2], self.k.shape[1], self.how.chunk
+        step = max(1, self.most(LIMITS.piece) // max(1, len(self.k)))
+        if not self.how.work.causal:
+            rows, keys = _sizes(n_q, step) or [0], _sizes(n_k, step)
+            return self.cut([0] * len(keys) + rows, keys + [0] * len(rows))
+        before, rest = _sizes(n_k - n_q, step), n_q % chunk
+        behind = _sizes(n_q - rest, max(chunk, step // chunk * chunk))
+        behind += [rest] if rest or not n_q else []
+        return self.cut([0] * len(before) + behind, before + behind)
+
+    # --- features, states and frames -----------------------------------------------------------
+
+    def features_of_queries(self) -> Features:
+        """The features [N, R n_q, m] of queries."""
+        return self.how.features(self.q.to(self.kind).flatten(1, 2), self.tables)
+
+    def features_of_keys(self) -> Features:
+        """The features [N, n, m] of keys, none of padding."""
+        values, log = self.how.features(self.k.to(self.kind), self.tables)
+        if self.padding is None:
+            return values, log
+        log = log.masked_fill(~self.padding, -torch.inf)
+        return values.masked_fill(~self.padding[..., None], 0.0), log
+
+    def values(self) -> Tensor:
+        """Rows of values [N, n, e], those of padding 0: behind each a 1, whose sum is that of the
+        weights."""
+        v = pad(self.v.to(self.kind), (0, int(self.how.divides)), value=1.0)
+        return v if self.padding is None else v.masked_fill(~self.padding[..., None], 0.0)
+
+    def no_keys(self) -> State:
+        """The sums over no key."""
+        features = self.how.width(self.k.shape[-1])
+        shape = len(self.k), self.v.shape[-1] + self.how.divides, features
+        return State(self.k.new_zeros(shape, dtype=self.kind), self.no_frame())
+
+    def no_frame(self) -> Tensor:
+        """The frame [N] of sums over no key."""
+        lowest = LOWEST if self.how.framed else 0.0
+        return self.k.new_full(self.k.shape[:1], lowest, dtype=self.kind)
+
+    def frames(self, log: Tensor, base: Tensor, chunk: int) -> Frames | None:
+        """The frames of a block of keys with frames `log` [N, n], or those of a gate, whose first
+        state is in the frame `base` [N]; None where all are 0."""
+        if self.gate:
+            keys, rows = (torch.unflatten(x, 1, (-1, chunk)) for x in self.gate)
+            first = base.to(rows.dtype)
+        elif not self.how.framed:
+            return None
+        else:
+            keys = torch.unflatten(log, 1, (-1, chunk))
+            rows = torch.cummax(torch.cat([base[:, None], keys.flatten(1)], 1), 1).values[:, 1:]
+            # a state that holds nothing has the frame of the first key, which no later one changes
+            first = rows.masked_fill(rows <= LOWEST, torch.inf).amin(1)
+            first = torch.where(base > LOWEST, base, torch.where(first < torch.inf, first, 0.0))
+            rows = torch.maximum(rows, first[:, None]).view(keys.shape)
+        # whatever frames states have, they are constants
+        start = torch.cat([first[:, None], rows[:, :-1, -1].detach()], 1)
+        end = rows[:, -1, -1].detach()
+        return keys - start[..., None], rows - start[..., None], start, end
+
+    # --- sums ----------------------------------------------------------------------------------
+
+    def on(self, state: State) -> Weighed:
+        """What queries make of the sums over all keys."""
+        f, log = self.features_of_queries()
+        if not self.gate:
+            log = log + cast(Tensor, state.base)[:, None].to(self.kind)
+        sums, log = (torch.unflatten(x, 1, self.q.shape[1:3]) for x in (f @ state.sums.mT, log))
+        return sums, log
+
+    def step(self, state: State) -> tuple[Tensor | None, ...]:
+        """The sums of the queries of a block on top of a state and their frames, if it has queries,
+        and the state after its keys, if it has keys."""
+        (ratio, n), kind, how = self.q.shape[1:3], self.kind, self.how
+        if not self.k.shape[1]:
+            return *self.on(state), None, None
+        chunk = n if n % how.chunk else how.chunk
+        if not n:
+            chunk = self.k.shape[1]
+
+        def chunked(x: Tensor) -> Tensor:
+            return torch.unflatten(x, 1, (-1, chunk))
+
+        keys, log = self.features_of_keys()
+        g, w = chunked(keys), chunked(self.values())
+        frames = self.frames(log, cast(Tensor, state.base), chunk)
+        *states, after = states_of(state.sums, g, w, frames)
+        end = state.base if frames is None else frames[3]
+        if not n:
+            return None, None, after, end
+        # the queries of all heads of a chunk beside each other
+        q = torch.unflatten(self.q.to(kind), 2, (-1, chunk)).transpose(1, 2).flatten(2, 3)
+        queries, log = how.features(q.flatten(1, 2), self.tables)
+        f = torch.unflatten(queries, 1, (-1, ratio * chunk))
+        pairs = how.pairs(q, chunked(self.k.to(kind))) if how.paired else f @ g.mT
+        before, log = f @ torch.stack(states, 1).mT, log.view(f.shape[:3])
+        # exp(t_j - r_i) of the pairs of a chunk, 0 where j > i: [N, S, R c, c], or [R c, c]
+        weights = torch.ones(chunk, chunk, dtype=kind, device=q.device).tril()
+        if frames is not None:
+            of_keys, of_rows, start, _ = frames
+            weights = (of_keys[..., None, :] - of_rows[..., None]).masked_fill(
+                weights == 0, -torch.inf
+            )
+            weights, rows = torch.exp(weights.to(kind)), of_rows.repeat(1, 1, ratio)
+            before = before * torch.exp(-rows.to(kind))[..., None]
+            if not self.gate:
+                # sums of a gate are the ones that are meant, since what it forgets is gone
+                log = log + (start[..., None] + rows).to(kind)
+        weights = weights if ratio == 1 else torch.cat([weights] * ratio, -2)
+        y = (pairs * weights) @ w + before
+
+        def in_order(x: Tensor) -> Tensor:
+            return torch.unflatten(x, 2, (ratio, chunk)).transpose(1, 2).flatten(2, 3)
+
+        return in_order(y), in_order(log), after, end
+
+    def absorbed(self, state: State) -> State:
+        """The sums of a state and of all keys."""
+        return self._replace(q=self.q[:, :, :0]).summed(state)[1]
+
+    def summed(self, state: State | None = None) -> tuple[Weighed, State]:
+        """The sums of all queries on top of a state, and the state after all keys."""
+        state = state or self.no_keys()
+        if self.gate:
+            # the frames of a gate count from the state
+            state = State(state.sums, self.no_frame())
+        out, log, sums, base = uncast(_summed, self, state)
+        return (out, log.detach()), State(sums, base.detach())
 
 
 def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
@@ -115,58 +244,9 @@ def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
-def blocks_of(how: Summing, given: Given) -> list[Given]:
-    """Blocks of keys that are summed before any query is examined, without queries; and blocks of
-    queries, with the keys at their positions where sums are causal, else without any."""
-    n_q, n_k, chunk = given.q.shape[2], given.k.shape[1], how.chunk
-    step = max(1, most(how, given, LIMITS.piece) // max(1, len(given.k)))
-    if not how.work.causal:
-        rows, keys = _sizes(n_q, step) or [0], _sizes(n_k, step)
-        return given.cut([0] * len(keys) + rows, keys + [0] * len(rows))
-    before, rest = _sizes(n_k - n_q, step), n_q % chunk
-    behind = _sizes(n_q - rest, max(chunk, step // chunk * chunk))
-    behind += [rest] if rest or not n_q else []
-    return given.cut([0] * len(before) + behind, before + behind)
-
-
 def _sizes(count: int, step: int) -> list[int]:
     """So many positions in steps, the last of which may be shorter."""
     return [min(step, count - at) for at in range(0, count, step)]
-
-
-# --- states and frames ---------------------------------------------------------------------------
-
-
-def no_keys(how: Summing, given: Given) -> State:
-    """The sums over no key."""
-    shape = len(given.k), given.v.shape[-1] + how.divides, how.width(given.k.shape[-1])
-    return State(given.k.new_zeros(shape, dtype=given.kind), no_frame(how, given))
-
-
-def no_frame(how: Summing, given: Given) -> Tensor:
-    """The frame [N] of sums over no key."""
-    return given.k.new_full(given.k.shape[:1], LOWEST if how.framed else 0.0, dtype=given.kind)
-
-
-def frames_of(how: Summing, given: Given, log: Tensor, base: Tensor, chunk: int) -> Frames | None:
-    """The frames of a block of keys with frames `log` [N, n], or those of a gate, whose first
-    state is in the frame `base` [N]; None where all are 0."""
-    if given.gate:
-        keys, rows = (torch.unflatten(x, 1, (-1, chunk)) for x in given.gate)
-        first = base.to(rows.dtype)
-    elif not how.framed:
-        return None
-    else:
-        keys = torch.unflatten(log, 1, (-1, chunk))
-        rows = torch.cummax(torch.cat([base[:, None], keys.flatten(1)], 1), 1).values[:, 1:]
-        # a state that holds nothing has the frame of the first key, which no later one changes
-        first = rows.masked_fill(rows <= LOWEST, torch.inf).amin(1)
-        first = torch.where(base > LOWEST, base, torch.where(first < torch.inf, first, 0.0))
-        rows = torch.maximum(rows, first[:, None]).view(keys.shape)
-    # whatever frames states have, they are constants
-    start = torch.cat([first[:, None], rows[:, :-1, -1].detach()], 1)
-    end = rows[:, -1, -1].detach()
-    return keys - start[..., None], rows - start[..., None], start, end
 
 
 def states_of(state: Tensor, g: Tensor, w: Tensor, frames: Frames | None) -> list[Tensor]:
@@ -183,117 +263,20 @@ def states_of(state: Tensor, g: Tensor, w: Tensor, frames: Frames | None) -> lis
     return states
 
 
-# --- blocks --------------------------------------------------------------------------------------
-
-
-def features_of_keys(how: Summing, given: Given) -> Features:
-    """The features [N, n, m] of keys, none of padding."""
-    values, log = how.features(given.k.to(given.kind), given.tables)
-    if given.padding is None:
-        return values, log
-    log = log.masked_fill(~given.padding, -torch.inf)
-    return values.masked_fill(~given.padding[..., None], 0.0), log
-
-
-def values_of(how: Summing, given: Given) -> Tensor:
-    """Rows of values [N, n, e]: behind each a 1, whose sum is that of the weights."""
-    v = given.v.to(given.kind)
-    return pad(v, (0, 1), value=1.0) if how.divides else v
-
-
-def of_queries(how: Summing, given: Given, state: State) -> Weighed:
-    """What queries make of the sums over all keys."""
-    f, log = how.features(given.q.to(given.kind).flatten(1, 2), given.tables)
-    if not given.gate:
-        log = log + cast(Tensor, state.base)[:, None].to(given.kind)
-    sums, log = (torch.unflatten(x, 1, given.q.shape[1:3]) for x in (f @ state.sums.mT, log))
-    return sums, log
-
-
-def step(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
-    """The sums of the queries of a block on top of a state and their frames, if it has queries, and
-    the state after its keys, if it has keys."""
-    (ratio, n), kind = given.q.shape[1:3], given.kind
-    if not given.k.shape[1]:
-        return *of_queries(how, given, state), None, None
-    chunk = n if n % how.chunk else how.chunk
-    if not n:
-        chunk = given.k.shape[1]
-
-    def chunked(x: Tensor) -> Tensor:
-        return torch.unflatten(x, 1, (-1, chunk))
-
-    keys, log = features_of_keys(how, given)
-    g, w = chunked(keys), chunked(values_of(how, given))
-    frames = frames_of(how, given, log, cast(Tensor, state.base), chunk)
-    *states, after = states_of(state.sums, g, w, frames)
-    end = state.base if frames is None else frames[3]
-    if not n:
-        return None, None, after, end
-    # the queries of all heads of a chunk beside each other
-    q = torch.unflatten(given.q.to(kind), 2, (-1, chunk)).transpose(1, 2).flatten(2, 3)
-    queries, log = how.features(q.flatten(1, 2), given.tables)
-    f = torch.unflatten(queries, 1, (-1, ratio * chunk))
-    pairs = how.pairs(q, chunked(given.k.to(kind))) if how.paired else f @ g.mT
-    before, weights = f @ torch.stack(states, 1).mT, _weights(how, given, frames, chunk)
-    log = log.view(f.shape[:3])
-    if frames is not None:
-        rows = frames[1].repeat(1, 1, ratio)
-        before = before * torch.exp(-rows.to(kind))[..., None]
-        if not given.gate:
-            # sums of a gate are the ones that are meant, since what it forgets is gone
-            log = log + (frames[2][..., None] + rows).to(kind)
-    y = (pairs * weights) @ w + before
-
-    def in_order(x: Tensor) -> Tensor:
-        return torch.unflatten(x, 2, (ratio, chunk)).transpose(1, 2).flatten(2, 3)
-
-    return in_order(y), in_order(log), after, end
-
-
-def _weights(how: Summing, given: Given, frames: Frames | None, chunk: int) -> Tensor:
-    """exp(t_j - r_i) of the pairs of a chunk, 0 where j > i: [N, S, R c, c], or [R c, c]."""
-    ratio = given.q.shape[1]
-    weights = torch.ones(chunk, chunk, dtype=given.kind, device=given.q.device).tril()
-    if frames is not None:
-        pairs = frames[0][..., None, :] - frames[1][..., None]
-        weights = torch.exp(pairs.masked_fill(weights == 0, -torch.inf).to(given.kind))
-    weights = weights if ratio == 1 else torch.cat([weights] * ratio, -2)
-    if given.padding is None or not how.paired:
-        # features of padding are 0
-        return weights
-    return weights * torch.unflatten(given.padding, 1, (-1, 1, chunk))
-
-
-# --- all of them ---------------------------------------------------------------------------------
-
-
-def absorbed(how: Summing, given: Given, state: State) -> State:
-    """The sums of a state and of all keys."""
-    return summed(how, given._replace(q=given.q[:, :, :0]), state)[1]
-
-
-def summed(how: Summing, given: Given, state: State | None = None) -> tuple[Weighed, State]:
-    """The sums of all queries on top of a state, and the state after all keys."""
-    state = state or no_keys(how, given)
-    if given.gate:
-        # the frames of a gate count from the state
-        state = State(state.sums, no_frame(how, given))
-    out, log, sums, base = uncast(partial(_summed, how), given, state)
-    return (out, log.detach()), State(sums, base.detach())
-
-
-def _summed(how: Summing, given: Given, state: State) -> tuple[Tensor, ...]:
+def _summed(given: Given, state: State) -> tuple[Tensor, ...]:
     outs = list[Any]()
-    run = partial(lean, step) if is_wide(how, given) else step
-    for part, mine in parts(how, given, state):
+    run = partial(lean, Given.step) if given.is_wide else Given.step
+    for part, mine in given.parts(state):
         rows = []
-        for block in blocks_of(how, part):
-            sums, log, after, base = run(how, block, mine)
+        for block in part.blocks():
+            sums, log, after, base = run(block, mine)
             mine = mine if after is None else State(after, base)
             rows += [] if sums is None else [(sums, log)]
         outs.append([*(joined(x, 2) for x in zip(*rows, strict=True)), *mine])
     return tuple(joined(x, 0) for x in zip(*outs, strict=True))
+
+
+# --- derivatives ---------------------------------------------------------------------------------
 
 
 def lean(run: Callable[..., Any], *given: Any) -> Any:

@@ -17,18 +17,13 @@ from torch import Tensor
 
 from attnspec.backends.common.exact import has_numbers, in_rows
 from attnspec.backends.factored.features.kernel import FeatureKernel, Worth
-from attnspec.backends.factored.features.maps import Summing, least_in_frames
+from attnspec.backends.factored.features.maps import least_in_frames
 from attnspec.backends.factored.features.sums import (
     Derived,
     Given,
     Weighed,
-    features_of_keys,
-    frames_of,
     joined,
-    no_frame,
     opened,
-    parts,
-    summed,
 )
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
@@ -66,13 +61,13 @@ class LaunchedKernel(FeatureKernel):
     features; what these do not take goes block by block, and so do streams."""
 
     def worth(self, given: Given) -> Worth:
-        return _launched(self.how, given) if _takes(given) else super().worth(given)
+        return _launched(given) if _takes(given) else super().worth(given)
 
     def sums(self, given: Given) -> Weighed:
         if not _takes(given):
             return super().sums(given)
-        out, total, log = _launched(self.how, given)
-        divisor = self.how.divisor(total, log)
+        out, total, log = _launched(given)
+        divisor = self.divisor(total, log)
         return torch.cat([out * divisor[..., None], total[..., None]], -1), log
 
 
@@ -81,21 +76,21 @@ def _takes(given: Given) -> bool:
     return is_taken(given.q) and has_numbers(*given[:3])
 
 
-def _launched(how: Summing, given: Given) -> Worth:
+def _launched(given: Given) -> Worth:
     """What sums are worth."""
     tensors, put = opened(given)
 
     def run(*tensors: Tensor) -> Worth:
-        (sums, log), _ = summed(how, put(tensors))
-        return how.worth(sums, log), sums[..., -1], log
+        (sums, log), _ = put(tensors).summed()
+        return given.how.divided(sums, log), sums[..., -1], log
 
     def outputs(*tensors: Tensor) -> tuple[Any, ...]:
         given = put(tensors)
         # gradients of queries may be small beside what is rounded in an output
         out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
         totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
-        each = parts(how, given, out, totals, block=ROOM)
-        every = [_Launches(how, part).outputs(*into) for part, *into in each]
+        each = given.parts(out, totals, block=ROOM)
+        every = [_Launches(part).outputs(*into) for part, *into in each]
         return (out, totals, joined(every, 0)), (out, totals), None
 
     def gradients(tensors: Any, saved: Any, _: Any, grads: Any) -> Sequence[Any]:
@@ -104,8 +99,8 @@ def _launched(how: Summing, given: Given) -> Worth:
         )
         # those of q, k and v are written, those of others added up
         given, into = put(tensors), [x.new_zeros(x.shape) for x in tensors]
-        for part, target, *mine in parts(how, given, put(into), *saved, *above, block=ROOM):
-            _Launches(how, part, back=True).gradients(target, *mine)
+        for part, target, *mine in given.parts(put(into), *saved, *above, block=ROOM):
+            _Launches(part, back=True).gradients(target, *mine)
         return [x if x.is_floating_point() else None for x in into]
 
     out, total, log = Derived.apply(run, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
@@ -115,8 +110,9 @@ def _launched(how: Summing, given: Given) -> Worth:
 class _Launches:
     """The launches for some key heads, each as a sample with one."""
 
-    def __init__(self, how: Summing, given: Given, back: bool = False) -> None:
-        self.how, self.given, self.kind = how, given, given.kind
+    def __init__(self, given: Given, back: bool = False) -> None:
+        how = self.how = given.how
+        self.given, self.kind = given, given.kind
         self.batch, self.repeat, rows, _ = given.q.shape
         self.length = given.k.shape[1]
         self.first, self.causal = self.length - rows, how.work.causal
@@ -156,18 +152,15 @@ class _Launches:
 
     def _features(self, back: bool) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
-        how, (tensors, put) = self.how, opened(self.given)
+        tensors, put = opened(self.given)
         grads = [x.detach().requires_grad_(back and x.is_floating_point()) for x in tensors]
         request: Given = put(grads)
         with torch.set_grad_enabled(back):
-            keys, log = features_of_keys(how, request)
-            queries, logs = how.features(request.q.to(self.kind).flatten(1, 2), request.tables)
+            keys, log = request.features_of_keys()
+            queries, logs = request.features_of_queries()
         # what the gradients of features are taken through
         self.made = request, (queries, keys)
-        frames, times = (
-            frames_of(how, self.given, log, no_frame(how, self.given), self.length),
-            None,
-        )
+        frames, times = self.given.frames(log, self.given.no_frame(), self.length), None
         if frames is not None:
             of_keys, of_rows, start, _ = frames
             if not self.causal:
