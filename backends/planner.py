@@ -32,6 +32,7 @@ from attnspec.lower.work import (
     BackendError,
     Shape,
     Work,
+    Works,
     is_on_request,
     refusal_of,
     runs_mechanisms,
@@ -344,9 +345,7 @@ def check_backend(name: str) -> None:
         raise BackendError(f"the backend must be one of {', '.join(names)}, got {name!r}")
 
 
-def _located_works(
-    program: Program, layer: int, heads: int, n: int
-) -> list[tuple[Work, tuple[int, ...]]]:
+def _located_works(program: Program, layer: int, heads: int, n: int) -> Works:
     """The works of a layer; a size without a value is a fault of the text where it has a place."""
     try:
         return works_of(program, layer, heads, n, n)

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.distributed.partitions import Partition
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Outputs
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from attnspec.distributed.partitions import Partition
 from attnspec.graphs.operators import transpose_of
 from attnspec.graphs.relation import Relation, is_scattered
 from attnspec.graphs.stack import TooMuch
-from attnspec.lower.work import MERGED, Work
+from attnspec.lower.work import MERGED, Works
 from attnspec.text.diagnostics import AttnSpecError
 
 LISTED = 1 << 17
@@ -30,10 +30,6 @@ every shard reads nearly every key."""
 
 BARS = 6
 """The most numbers of keys that are tried as a bar."""
-
-
-Works = Sequence[tuple[Work, tuple[int, ...]]]
-"""What groups of heads compute, and which heads they are."""
 
 
 @dataclass(frozen=True)

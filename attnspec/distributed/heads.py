@@ -12,14 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attnspec.backends.decided.deciders import decisions_of
-from attnspec.backends.planner import choose
+from attnspec.backends.common.merging import Outputs
 from attnspec.distributed.collectives import Mesh, Piece, Run, order_of, tied, travel
-from attnspec.distributed.exchange import Works
 from attnspec.distributed.planning import ALL, DistributedPlan, dealt
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Built, Engine, Outputs, Prepared
+from attnspec.runtime.engine import Engine, Prepared
 
 
 def heads_here(
@@ -42,8 +40,11 @@ def heads_here(
         return x.narrow(1, heads.start, len(heads))
 
     works, local = engine.binder.works(layer, tensors.heads, plan.n, plan.n), heads_of("q")
-    ready = _prepared(engine, works, local, len(heads_of("k")), device)
-    decides = any(work.decided for work, _ in works)
+    decides, ready = any(work.decided for work, _ in works), Prepared()
+    if local:
+        some = [(work, tuple(head for head in of if head in local)) for work, of in works]
+        mine = [each for each in some if each[1]]
+        ready = engine.built(mine, len(local), len(heads_of("k")), device, local.start)
 
     def returned(x: Tensor, came: Tensor) -> Tensor:
         """Own heads [B, hs, n, …] at all positions to all heads [B, H, n_local, …] at own ones."""
@@ -86,23 +87,3 @@ def _of_heads(call: Call, heads: int, part: Callable[[str, Tensor], Tensor]) -> 
     for name, x in tables.items():
         tables[name] = part("q", x) if x.shape[1] > 1 else x
     return replace(call, data=data, tables=tables)
-
-
-def _prepared(
-    engine: Engine, works: Works, local: range, keys: int, device: torch.device
-) -> Prepared:
-    """The kernels of the local heads; what draws goes by the numbers of heads."""
-    some = [(work, tuple(head for head in of if head in local)) for work, of in works]
-    works = [each for each in some if each[1]]
-    if not works:
-        return Prepared()
-    kernels = list[Built]()
-    for work, heads in works:
-        work = replace(work, copies=len(heads), device=device.type)
-        kernel = choose(work, device.type, engine.backend).build(work, heads, device)
-        kernels.append((kernel, work, tuple(head - local.start for head in heads)))
-    ready = engine.together(kernels, len(local), keys, device)
-    pairs = zip(ready.groups, works, strict=True)
-    groups = tuple(replace(group, heads=heads) for group, (_, heads) in pairs)
-    decisions = tuple(replace(x, first=local.start) for x in decisions_of(works))
-    return replace(ready, groups=groups, decisions=decisions)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import apart
 from attnspec.distributed.collectives import Mesh, Run, gathered, tied
 from attnspec.distributed.exchange import Tensors
@@ -44,12 +45,7 @@ from attnspec.runtime.call_checks import (
     taken_apart,
     without_padding,
 )
-from attnspec.runtime.engine import (
-    Outputs,
-    no_log_sum_exps,
-    nothing,
-    require_log_sum_exps,
-)
+from attnspec.runtime.engine import no_log_sum_exps, nothing, require_log_sum_exps
 from attnspec.runtime.module import CompiledAttention, in_type_of_autocast
 
 KEPT = 64

@@ -13,7 +13,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, between
+from attnspec.distributed.exchange import Exchange, Reading, Tensors, between
 from attnspec.distributed.partitions import EVEN, Partition, balance_of, candidates
 from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation, chosen_text
@@ -22,7 +22,7 @@ from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder, pair_inputs
-from attnspec.lower.work import Work, key_heads
+from attnspec.lower.work import Work, Works, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 WORTH = 0.99

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnspec.backends.common.merging import Partial, merged, with_zero
+from attnspec.backends.common.merging import Outputs, Partial, merged, with_zero
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
@@ -34,7 +34,7 @@ from attnspec.lower.work import (
     refusal_of,
 )
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Outputs
+from attnspec.runtime.engine import Engine
 
 Weighing = Callable[[Parts, Call], Outputs]
 """Weighs q [B, H, rows, d] over k, v [B, H_kv, keys, …]: the output and its log-sum-exps. The

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.merging import LOWEST, in_one_frame
+from attnspec.backends.common.merging import LOWEST, Outputs, in_one_frame
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Outputs
+from attnspec.runtime.engine import Engine
 
 
 def states_here(

@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 
 from attnspec.backends.common.key_cache import KeyCache
 from attnspec.backends.common.masks import mask_of
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import (
     apart,
     composed,
@@ -36,7 +37,7 @@ from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import bias_tables, buckets_of
-from attnspec.lower.work import Call
+from attnspec.lower.work import Call, Works
 from attnspec.runtime.call_checks import (
     FLOATS,
     INTEGERS,
@@ -57,21 +58,8 @@ from attnspec.runtime.call_checks import (
     require_unchanged,
     taken_apart,
 )
-from attnspec.runtime.engine import (
-    NOTHING,
-    Engine,
-    Outputs,
-    Prepared,
-    engine_of,
-    no_log_sum_exps,
-    text_of,
-)
-from attnspec.runtime.streaming import (
-    StreamState,
-    Works,
-    followed,
-    streamed,
-)
+from attnspec.runtime.engine import NOTHING, Engine, Prepared, engine_of, no_log_sum_exps, text_of
+from attnspec.runtime.streaming import StreamState, followed, streamed
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
