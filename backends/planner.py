@@ -253,7 +253,7 @@ class Plan:
             "steps": [
                 {
                     "layers": list(step.layers),
-                    "heads": None if step.heads is None else list(step.heads),
+                    "heads": step.heads and list(step.heads),
                     "chosen": step.chosen.name,
                     "candidates": [
                         {
@@ -367,7 +367,6 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """What every backend says of all copies of a work for samples and heads of a shape, the chosen
     one first, those that refuse last."""
-    check_backend(backend)
     work = _planned(work, device)
     # estimates are for heads of 64 numbers
     times = shape.batch * work.copies * shape.head_dim / 64
@@ -376,7 +375,6 @@ def candidates(
         is_asked = each.name == backend or not is_on_request(each, device)
         refusal = refusal_of(each, work, device) if is_asked else ON_REQUEST
         listed.append(Candidate(each, math.inf if refusal else times * each.cost(work), refusal))
-
     listed.sort(
         key=lambda each: (
             each.backend.name != backend,
@@ -386,16 +384,12 @@ def candidates(
         )
     )
     chosen = listed[0]
+    if chosen.refusal is not None and backend != AUTO:
+        raise BackendError(REFUSES.format(backend, chosen.refusal))
     if chosen.refusal is not None:
-        if backend != AUTO:
-            raise BackendError(REFUSES.format(backend, chosen.refusal))
-        able = [
-            c
-            for c in listed
-            if c.refusal != ON_REQUEST and (work.mechanism is None or runs_mechanisms(c.backend))
-        ]
-        reasons = "; ".join(f"`{c.backend.name}`: {c.refusal}" for c in able)
-        raise BackendError(f"no backend runs this: {reasons}")
+        some = (x for x in listed if work.mechanism is None or runs_mechanisms(x.backend))
+        able = (f"`{x.backend.name}`: {x.refusal}" for x in some if x.refusal != ON_REQUEST)
+        raise BackendError(f"no backend runs this: {'; '.join(able)}")
     return tuple(listed)
 
 

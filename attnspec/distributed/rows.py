@@ -34,7 +34,7 @@ from attnspec.lower.work import (
     refusal_of,
 )
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine
+from attnspec.runtime.engine import Engine, nothing
 
 Weighing = Callable[[Parts, Call], Outputs]
 """Weighs q [B, H, rows, d] over k, v [B, H_kv, keys, …]: the output and its log-sum-exps. The
@@ -132,9 +132,8 @@ class GroupHere:
         def weigh(parts: Parts, call: Call) -> Outputs:
             q, k, v = parts
             if kernel is None:
-                out = q.new_zeros(*q.shape[:3], v.shape[-1])
-                wide = torch.promote_types(q.dtype, torch.float32)
-                return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if self.merges else None
+                out, lse = nothing(q, k, v)
+                return out, lse if self.merges else None
             padding = None if call.padding is None else of_keys(call.padding)
             pairs = {x: of_keys(call.tables[x].index_select(2, own)) for x in work.changes.pairs}
             if more:

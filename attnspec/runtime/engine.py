@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.remembered import Remembered
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import apart, is_batched, is_transformed
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.deciders import Decision, data_of, decided, decisions_of
@@ -190,16 +191,16 @@ class Engine:
                     data=data_of(group.work, group.heads, prepared.decisions, choices, mine.data),
                     known=known and cast(Any, [selected(x, 1, group.queries) for x in known]),
                 )
-            out = lse = None
-            if return_lse or reusable:
-                if (return_lse or _reuses(kernel, q)) and hasattr(kernel, "partial"):
-                    out, lse = kernel.partial(*rows, mine)
-                if return_lse and lse is None:
-                    raise no_log_sum_exps(self.program)
-            outs.append(kernel(*rows, mine) if out is None else out)
+            asked = return_lse or (reusable and _reuses(kernel, q))
+            if asked and hasattr(kernel, "partial"):
+                out, lse = kernel.partial(*rows, mine)
+            else:
+                out, lse = kernel(*rows, mine), None
+            if return_lse and lse is None:
+                raise no_log_sum_exps(self.program)
             if lse is None and reusable:
-                wide = torch.promote_types(q.dtype, torch.float32)
-                lse = q.new_zeros(outs[-1].shape[:3], dtype=wide)
+                lse = widened(q.new_zeros(out.shape[:3]))
+            outs.append(out)
             sums.append(lse)
         if len(outs) == 1 and prepared.order is None:
             return outs[0], sums[0]
@@ -258,8 +259,8 @@ class Engine:
 
     def tables(self, group: Group, layer: int, learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a group's heads have learned, in float32 at least: its gradients are long sums."""
-        rows = {x: rows_of(learned[name], layer, group.queries) for x, name in group.tables}
-        return {x: y.to(torch.promote_types(y.dtype, torch.float32)) for x, y in rows.items()}
+        rows = ((x, rows_of(learned[name], layer, group.queries)) for x, name in group.tables)
+        return {x: widened(y) for x, y in rows}
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
@@ -410,5 +411,4 @@ def nothing(q: Tensor, k: Tensor, v: Tensor) -> Outputs:
     """Zeros [B, H, n_q, d_v] that autograd ties to q, k and v, and log-sum-exps of nothing."""
     zero = q[:0].sum() + k[:0].sum() + v[:0].sum()
     out = zero.expand(*q.shape[:3], v.shape[3]).clone()
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide)
+    return out, widened(q.new_full(q.shape[:3], -torch.inf))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnspec.backends.common.merging import merged
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.api_checks import index_of, length_of
@@ -463,7 +464,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         rows = torch.split(q, size, 2)
         reads = [every] * len(rows)
         if added is not None:
-            _check_masked(run.program, q)
+            if is_watched(q) and not is_transformed():
+                raise ValueError(
+                    "attn_mask cannot be used in a traced program: describe its pairs in the spec,"
+                    " by patterns or inputs"
+                )
+            for formula in (x.mechanism.name for x in run.program.attends if x.mechanism):
+                raise ValueError(
+                    f"attn_mask cannot be used with `{formula}`, which has no scores: leave it out,"
+                    " and describe its pairs in the spec"
+                )
             run, name = run.with_input("pairs", _masked)
             masks = torch.split(added.expand(len(q), -1, n_q, n_k), size, 2)
             reads = [{**every, name: mask} for mask in masks]
@@ -472,7 +482,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         outs = [run(x, k, values[:, :, :n_k], inputs=read, **rest) for x, read in pairs]
         if extra is None:
             return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
-        scores = extra.to(torch.promote_types(extra.dtype, torch.float32))
+        scores = widened(extra)
         weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
         more = weights.to(values.dtype) @ values[:, :, n_k:], torch.logsumexp(scores, -1)
         out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
@@ -483,21 +493,6 @@ def _masked(attend: Attend, name: str) -> Attend:
     """The same with numbers added to its scores."""
     total = Apply("+", (Symbol(SCORE), Symbol(f"{name}(q, k)")))
     return replace(attend, scores=(*attend.scores, Score(EXPRESSION, (("value", total),))))
-
-
-def _check_masked(program: Program, q: Tensor) -> None:
-    """Raises ValueError where a mask cannot be added to scores."""
-    if is_watched(q) and not is_transformed():
-        raise ValueError(
-            "attn_mask cannot be used in a traced program: describe its pairs in the spec, by"
-            " patterns or inputs"
-        )
-    for attend in program.attends:
-        if attend.mechanism is not None:
-            raise ValueError(
-                f"attn_mask cannot be used with `{attend.mechanism.name}`, which has no scores:"
-                " leave it out, and describe its pairs in the spec"
-            )
 
 
 def _is_same(query: Tensor, key: Tensor) -> bool:

@@ -266,7 +266,6 @@ class CompiledAttention(nn.Module):
             layer, start = self.checked(q, k, v, layer, start)
         call = self.call_of(layer, q, k, v, *besides)
         if keys is not None:
-            check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
             require_numbers("the value of `keys` is read", q)
             parts, call = of_first_keys(self.program, parts, call, int(keys))
             key = prepared = None
