@@ -1,9 +1,8 @@
 """Which rows ranks send each other so that every pair of some graphs is computed exactly once.
 
-A key with its value travels to each rank whose queries read it. Queries that read nearly everything
-travel instead, and their partial results come back: for each two ranks those with at least so many
-keys, a bar that is chosen by the bytes. Graphs of heads that read the same keys share an exchange,
-in which a key's row goes to a rank once for all of them.
+A key with its value travels to each rank whose queries read it, once for all graphs that share an
+exchange. Queries with at least so many keys, a bar that is chosen by the bytes for each two ranks,
+travel instead, and their partial results come back.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Tensors:
     with heads of `value_dim`, numbers of `element` bytes; `pairs` are the bytes that inputs of kind
     `pairs` have for each query and key of a sample.
 
-    Bytes are those of a row of one head forward; backward the same rows go the other way as
-    gradients, with as many bytes.
+    Bytes are those of a row of one head forward; backward as many go the other way.
     """
 
     batch: int = 1

@@ -1,6 +1,5 @@
-"""A layer in which every rank computes some heads at all positions: queries, keys and values go
-there and outputs come back (all-to-all over heads); or all heads, of which it keeps what is its
-own (all-gather)."""
+"""A layer of which every rank computes some heads at all positions (all-to-all over heads), or all
+heads, of which it keeps its own positions (all-gather)."""
 
 from __future__ import annotations
 

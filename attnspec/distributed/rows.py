@@ -1,7 +1,7 @@
 """A layer whose key rows and query rows travel as its graphs ask for them.
 
-Own keys are weighed while the rows travel, then those that came; queries of others are weighed over
-own keys and their partial results are sent back. Parts are merged by their log-sum-exps.
+Own keys are weighed while rows travel, then those that came; results of queries of others over own
+keys are sent back. Parts are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -53,10 +53,6 @@ def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Stan
     if alike and not changes.inputs and (changes.by_distance or not moved[0]):
         return None
     return Standing(queries, np.pad(keys, (0, n - len(keys))), work.n_k)
-
-
-Came = Mapping[Any, Tensor]
-"""What came from one rank."""
 
 
 class GroupHere:
@@ -159,7 +155,9 @@ class GroupHere:
                 x = torch.cat([x.index_select(2, rows)[:, heads] for x in parts], 3)
                 yield r, (self, name), x, (*x.shape[:2], len(got), x.shape[3])
 
-    def answering(self, own: Parts, call: Call, came: Sequence[Came]) -> Iterator[Piece]:
+    def answering(
+        self, own: Parts, call: Call, came: Sequence[Mapping[Any, Tensor]]
+    ) -> Iterator[Piece]:
         """Results of others' queries over own keys, log-sum-exps beside outputs, for these."""
         q, k, v = own
         for r in self.others:

@@ -1,11 +1,7 @@
-"""A layer of sums of features: what travels are the sums over each rank's keys, however many they
-are.
-
-They go in two steps. Each rank gets its share of the rows of all ranks' sums and merges them; then
-it gives every rank that share of what it goes on from: the sums of the ranks before it where they
-are causal, else of all. So a rank receives about two sums, whatever the number of ranks. Frames,
-the logarithms of what sums are divided by, go to everyone, since everyone needs them; where a gate
-forgets, the logarithms of what it leaves of earlier sums stand in their place.
+"""A layer of sums of features, of which the sums over each rank's keys travel, in two steps: each
+rank merges its share of the rows of all sums, and gives every rank that share of what it goes on
+from. Frames, the logarithms of what sums are divided by, go to everyone; where a gate forgets, the
+logarithms of what it leaves of earlier sums stand in their place.
 """
 
 from __future__ import annotations

@@ -335,12 +335,11 @@ class CompiledAttention(nn.Module):
         if self.engine.own:
             self.check_sizes(q, v)
         tables = {name: self.learned(name) for name in self.engine.own}
-        for name, table in tables.items():
-            if table.device != q.device:
-                raise ValueError(
-                    f"the parameter `{name}` must be on {q.device} as q, got {table.device}:"
-                    f" move the module, `.to({str(q.device)!r})`"
-                )
+        for name, device in ((x, y.device) for x, y in tables.items() if y.device != q.device):
+            raise ValueError(
+                f"the parameter `{name}` must be on {q.device} as q, got {device}:"
+                f" move the module, `.to({str(q.device)!r})`"
+            )
         for (name, row), rows in self._before.items() if self._before and again() else ():
             place = torch.tensor([row], device=rows.device)
             tables[name] = tables[name].index_copy(0, place, rows[None])
@@ -426,8 +425,7 @@ class CompiledAttention(nn.Module):
         self, head_size: int | None, value_size: int | None, device: torch.device | None = None
     ) -> None:
         """Makes and starts the parameters that wait, as far as sizes in their shapes are known."""
-        waiting = self._waiting()
-        if waiting and torch.compiler.is_compiling():
+        if (waiting := self._waiting()) and torch.compiler.is_compiling():
             raise ValueError(
                 f"{', '.join(f'`{name}`' for name in waiting)} must have a size before the module"
                 f" is traced: build it with head_size={head_size}, or call it once"
@@ -534,8 +532,7 @@ class CompiledAttention(nn.Module):
         """The works, inputs and choices of a call whose pairs are asked for."""
         layer, start = self.checked(q, k, k, layer, start)
         call = self.call_of(layer, q, k, None, padding, inputs)
-        longest = max(q.shape[2], k.shape[2])
-        if longest > LIMITS.pairs_shown:
+        if (longest := max(q.shape[2], k.shape[2])) > LIMITS.pairs_shown:
             raise ValueError(
                 f"pairs and choices are shown up to n = {LIMITS.pairs_shown:,}, got {longest:,}"
             )
@@ -558,8 +555,8 @@ class CompiledAttention(nn.Module):
             for part in (part for part in each.leaf.learned if part.kept):
                 name = self.engine.parts[each.leaf.name, part]
                 table = self.learned(name)
-                rows, row = table[layer % len(table)], layer % len(table)
-                heads = list(each.heads) if len(rows) > 1 else [0]
+                row = layer % len(table)
+                rows, heads = table[row], list(each.heads) if table.shape[1] > 1 else [0]
                 # what a call was computed with, should it be computed again for its backward
                 self._before[name, row] = rows.clone()
                 call = Call(padding, tables={part.name: rows[heads]})
