@@ -33,7 +33,6 @@ from attnspec.lower.work import (
     BackendError,
     Shape,
     Work,
-    Works,
     is_on_request,
     refusal_of,
     runs_mechanisms,
@@ -285,7 +284,9 @@ def plan(
         extents_of(program, n)
     groups: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in range(program.layers or 1):
-        for work, mine in [] if empty else _located_works(program, layer, heads, n):
+        with located(None):
+            works = () if empty else works_of(program, layer, heads, n, n)
+        for work, mine in works:
             # layers that differ in their draws alone cost the same
             groups.setdefault((replace(work, layer=0), mine), []).append(layer)
     steps = []
@@ -315,17 +316,6 @@ def check_backend(name: str) -> None:
         raise BackendError(f"the backend `{name}` is called `{RENAMED[name]}` now")
     if name not in names:
         raise BackendError(f"the backend must be one of {', '.join(names)}, got {name!r}")
-
-
-def _located_works(program: Program, layer: int, heads: int, n: int) -> Works:
-    """The works of a layer; a size without a value is a fault of the text where it has a place."""
-    try:
-        return works_of(program, layer, heads, n, n)
-    except BindError as error:
-        if error.span is None:
-            raise
-        with located(error.span):
-            raise
 
 
 def backend_of(name: str) -> Backend:

@@ -191,8 +191,8 @@ def rows_here(
         own: list[tuple[GroupHere, Parts, Call]] = []
         for here, group in zip(groups, ready.groups, strict=True):
             tables = engine.tables(group, layer, call.tables)
-            own_q, own_k, own_v = (x.to(kind) for x in group.parts(q, k, v))
-            own.append((here, (own_q, own_k, own_v), replace(call, tables=tables)))
+            mine: Any = tuple(x.to(kind) for x in group.parts(q, k, v))
+            own.append((here, mine, replace(call, tables=tables)))
         firsts = [here.at_home(mine, some) if here.merges else None for here, mine, some in own]
         came = arrived()
         replies = chain(*(here.answering(mine, some, came) for here, mine, some in own))

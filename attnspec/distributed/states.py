@@ -39,27 +39,22 @@ def states_here(
                 f"the sums of features of `{engine.program.name}` come without log-sum-exps"
                 " over several devices: leave `return_lse` out, one device has them"
             )
-        outs, padding, tables = [], call.padding, call.tables
+        outs, padding = [], None if call.padding is None else call.padding.index_select(1, own)
         for group in ready.groups:
             # a kernel of sums: of features, or of dense projections
             kernel: Any = group.kernel
-            mine = group.parts(*parts)
-            call = replace(
-                call,
-                padding=None if padding is None else padding.index_select(1, own),
-                tables=engine.tables(group, layer, tables),
-            )
-            sums, left = kernel.key_sums(*mine, call, own)
-            tie = [*mine, *call.tables.values()]
-            before, came = _exchanged(mesh, sums, left, tie, group.work.causal)
-            outs.append(tied(kernel.onward(*mine, call, before), came))
+            mine, tables = group.parts(*parts), engine.tables(group, layer, call.tables)
+            here = *mine, replace(call, padding=padding, tables=tables)
+            tie = [*mine, *tables.values()]
+            before, came = _exchanged(mesh, tie, group.work.causal, *kernel.key_sums(*here, own))
+            outs.append(tied(kernel.onward(*here, before), came))
         return ready.joined(outs), None
 
     return run
 
 
 def _exchanged(
-    mesh: Mesh, own: State, left: Tensor | None, tie: Sequence[Tensor], causal: bool
+    mesh: Mesh, tie: Sequence[Tensor], causal: bool, own: State, left: Tensor | None
 ) -> tuple[State, Tensor]:
     """The sums that this rank goes on from, and what was received for them; `left` are the
     logarithms of what a gate leaves of the sums before own keys."""

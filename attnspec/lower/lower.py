@@ -164,7 +164,8 @@ class Binder:
             if work.mechanism is not None and longest is not None and n_k > longest:
                 raise BindError(
                     f"`{work.mechanism.name}` is learned for at most max_length = {longest}"
-                    f" positions, got n = {n_k}"
+                    f" positions, got n = {n_k}",
+                    program.attends[index].span,
                 )
             length = n_k if crossing is None or work.mechanism is not None else crossing.length
             groups.setdefault(replace(work, n_q=n_q, n_k=length), []).extend(members)

@@ -26,11 +26,12 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import computed
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
+from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.program import Attend, Program, leaves
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import Binder, bias_tables, decided_leaves, pair_inputs
+from attnspec.lower.lower import Binder, bias_tables, buckets_of, decided_leaves, pair_inputs
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import (
     MERGED,
@@ -135,7 +136,10 @@ class Engine:
         check_backend(self.backend)
         self.program = program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder, self.parts = _binder(program), learned_parts(program)
-        self.own = (*bias_tables(program).values(), *self.parts.values())
+        biases = ((x, name) for (_, x), name in bias_tables(program).items())
+        # tables of `score bias` start at zero, so that no position is preferred
+        self.own = {name: Part(name, (buckets_of(x),)) for x, name in biases}
+        self.own |= {name: part for (_, part), name in self.parts.items()}
         self.pairs, self.decided_leaves = pair_inputs(program), decided_leaves(program)
         self.learned = (*self.own, *self.pairs)
         self.computed: dict[Any, Sequence[str]] = {}
@@ -250,9 +254,9 @@ class Engine:
 
         def tables(each: Decision) -> dict[str, Tensor]:
             parts = each.leaf.learned if self.parts else ()
-            names = {x.name: self.parts[each.leaf.name, x] for x in parts}
+            names = ((x.name, self.parts[each.leaf.name, x]) for x in parts)
             heads = torch.tensor(each.heads, device=q.device)
-            return {x: rows_of(call.tables[y], layer, heads) for x, y in names.items()}
+            return {x: rows_of(call.tables[y], layer, heads) for x, y in names}
 
         count = keys if self.program.cross else None
         return decided(decisions, q, k, call, tables, count)

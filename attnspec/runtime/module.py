@@ -36,7 +36,6 @@ from attnspec.ir.program import Attend, Input
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import bias_tables, buckets_of
 from attnspec.lower.work import Call, Works
 from attnspec.runtime.call_checks import (
     FLOATS,
@@ -105,12 +104,7 @@ class CompiledAttention(nn.Module):
         self.draws = Draws(engine.program.layer_count) if redraws else None
         self._run_by(engine)
         self._keeps = any(part.kept for _, part in engine.parts)
-        # tables of `score bias` start at zero, so that no position is preferred
-        biases = {
-            name: Part(name, (buckets_of(x),)) for (_, x), name in bias_tables(self.program).items()
-        }
-        self._learned = biases | {name: part for (_, part), name in engine.parts.items()}
-        for name, part in self._learned.items():
+        for name, part in engine.own.items():
             if part.kept:
                 self.register_buffer(name, UninitializedBuffer())
             else:
@@ -417,7 +411,7 @@ class CompiledAttention(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts what is learned anew, as papers say, drawn with the generator."""
-        for name, part in self._learned.items():
+        for name, part in self.engine.own.items():
             if not is_lazy(self.learned(name)):
                 _start(self.learned(name), part, generator)
 
@@ -432,7 +426,7 @@ class CompiledAttention(nn.Module):
             )
         sizes: dict[Any, Any] = {"d": head_size, "d_v": value_size}
         for name in waiting:
-            part, parameter = self._learned[name], cast(Any, self.learned(name))
+            part, parameter = self.engine.own[name], cast(Any, self.learned(name))
             layers = 1 if part.layers else self.program.layers or 1
             heads = 1 if part.heads else self.program.heads or 1
             shape = layers, heads, *(sizes.get(entry, entry) for entry in part.shape)
@@ -460,7 +454,7 @@ class CompiledAttention(nn.Module):
 
     def _waiting(self) -> list[str]:
         """The names of what has no shape yet."""
-        return [name for name in self._learned if is_lazy(self.learned(name))]
+        return [name for name in self.engine.own if is_lazy(self.learned(name))]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         LazyModuleMixin._lazy_load_hook(self, state_dict, prefix, *rest)  # type: ignore[arg-type]
