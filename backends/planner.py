@@ -14,6 +14,7 @@ from functools import lru_cache
 from html import escape
 from itertools import product
 from operator import attrgetter
+from typing import TypeAlias
 
 from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
@@ -84,18 +85,9 @@ class Step:
         return self.candidates[0].backend
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a plan: where it is about several groups alike, `layers` says which, and `heads` is
-    empty. `lines` say what a chosen backend does, step by step."""
-
-    layers: str
-    heads: str
-    backend: str
-    said: str
-    chosen: bool = False
-    refused: bool = False
-    lines: tuple[str, ...] = ()
+Row: TypeAlias = "tuple[str, str, str, str, tuple[str, ...]]"
+"""A line of a plan: layers and heads, or several groups and "", a backend, what it says, and what a
+chosen one does, step by step."""
 
 
 @dataclass(frozen=True)
@@ -121,54 +113,32 @@ class Plan:
     training: bool = False
 
     @property
-    def passes(self) -> str:
-        """What the estimates are of, in words."""
-        return "forward and backward" if self.training else "forward"
-
-    @property
     def is_estimated(self) -> bool:
         """Whether the estimates are about this device."""
         return self.device in SHIPPED
 
-    def _title(self, comma: str = "") -> str:
-        queries = "" if self.m is None else f"m = {self.m:{comma}}, "
-        return f"{self.name}, {queries}n = {self.n:{comma}}, {self.device}"
-
     def __str__(self) -> str:
+        queries = "" if self.m is None else f"m = {self.m}, "
+        title = f"{self.name}, {queries}n = {self.n}, {self.device}"
         if not self.steps:
-            return f"{self._title()}: nothing to run"
-        rows = self.rows()
-        layers, heads = (
-            max(len(getattr(row, side)) for row in rows if row.heads)
-            for side in ("layers", "heads")
-        )
-        names = max(len(row.backend) for row in rows)
-        lines = [f"{self._title()}; {self.about}"]
+            return f"{title}: nothing to run"
+        rows = self._rows()
+        layers, heads = (max(len(row[side]) for row in rows if row[1]) for side in (0, 1))
+        names = max(len(row[2]) for row in rows)
+        lines = [f"{title}; {self.about}"]
         if self._is_folded:
             seconds = sum(step.candidates[0].seconds * len(step.layers) for step in self.steps)
             estimate = self._estimate(seconds)
-            every = "" if estimate is None else f", {shown_seconds(estimate)} in all"
+            every = "" if estimate is None else f", {time_text(estimate)} in all"
             lines.append(f"{len(self.steps)} different groups of heads{every}; `--json` lists each")
-        for row in rows:
-            where = f"{row.layers:<{layers}}  {row.heads}" if row.heads else row.layers
-            mark = "chosen  " if row.chosen else "" if row.refused else " " * 8
-            line = f"{where:<{layers + heads + 2}}  {row.backend:<{names}}  {mark}{row.said}"
-            lines.append(line.rstrip())
-            lines.extend(f"{' ' * (layers + heads + names + 6)}- {each}" for each in row.lines)
+        for which, head, name, said, steps in rows:
+            where = f"{which:<{layers}}  {head}" if head else which
+            lines.append(f"{where:<{layers + heads + 2}}  {name:<{names}}  {said}".rstrip())
+            lines.extend(f"{' ' * (layers + heads + names + 6)}- {each}" for each in steps)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("layers", "heads", "backend", self.passes))
-        body = ""
-        for row in self.rows():
-            cells = [escape(cell) for cell in (row.layers, row.heads, row.backend, row.said)]
-            shown = [f"<b>{cell}</b>" if row.chosen else cell for cell in cells]
-            shown[3] += "".join(f"<br/>{escape(line)}" for line in row.lines)
-            body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in shown)}</tr>"
-        return (
-            f"<table><caption>{escape(self._title(','))}; {escape(self.about)}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        return f"<pre>{escape(str(self))}</pre>"
 
     @property
     def about(self) -> str:
@@ -181,10 +151,10 @@ class Plan:
         samples, heads = self.shape.batch, self.shape.heads or 1
         many = f"{samples} samples, " if samples > 1 else ""
         each = "one head" if heads == 1 else "the heads of a line, each"
-        size = self.shape.head_dim
-        return f"estimates for {many}{each} of size {size}, {self.passes}, {self.rates}"
+        size, passes = self.shape.head_dim, "forward and backward" if self.training else "forward"
+        return f"estimates for {many}{each} of size {size}, {passes}, {self.rates}"
 
-    def rows(self) -> list[Row]:
+    def _rows(self) -> list[Row]:
         """A line for each step and backend, then for what a backend says to several steps alike."""
         refusals: dict[tuple[str, str], list[str]] = {}
         for step in self.steps:
@@ -193,7 +163,7 @@ class Plan:
                     groups = refusals.setdefault((each.backend.name, each.refusal), [])
                     groups.append(" ".join(_where([step])))
         shared = {key: groups for key, groups in refusals.items() if len(groups) > 1}
-        rows = []
+        rows = list[Row]()
         for steps in self._folded():
             layers, heads = _where(steps)
             for i, candidate in enumerate(steps[0].candidates):
@@ -205,13 +175,13 @@ class Plan:
                 lines = () if i else steps[0].lines
                 if any(step.lines != steps[0].lines for step in steps):
                     lines = _unnumbered(lines)
-                chosen, refused = not i, refusal is not None
-                rows.append(Row(layers, heads, name, " to ".join(said), chosen, refused, lines))
+                mark = "" if refusal else " " * 8 if i else "chosen  "
+                rows.append((layers, heads, name, mark + " to ".join(said), lines))
         for (name, refusal), groups in shared.items():
             every = len(groups) == len(self.steps)
             where = "every group" if every else f"{len(groups)} groups"
             which = "" if every else f" ({'; '.join(groups)})"
-            rows.append(Row(where, "", name, f"refused: {refusal}{which}", refused=True))
+            rows.append((where, "", name, f"refused: {refusal}{which}", ()))
         return rows
 
     @property
@@ -230,7 +200,9 @@ class Plan:
     def _said(self, candidate: Candidate) -> str:
         if candidate.refusal is not None:
             return f"refused: {candidate.refusal}"
-        return shown_seconds(candidate.seconds) if self.is_estimated else ""
+        if not self.is_estimated:
+            return ""
+        return "no estimate" if candidate.seconds == math.inf else time_text(candidate.seconds)
 
     def _estimate(self, seconds: float) -> float | None:
         """Estimated seconds, None where there are none or none for this device."""
@@ -252,7 +224,7 @@ class Plan:
             "steps": [
                 {
                     "layers": list(step.layers),
-                    "heads": None if step.heads is None else list(step.heads),
+                    "heads": step.heads and list(step.heads),
                     "chosen": step.chosen.name,
                     "candidates": [
                         {
@@ -312,7 +284,9 @@ def plan(
         extents_of(program, n)
     groups: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in range(program.layers or 1):
-        for work, mine in [] if empty else _located_works(program, layer, heads, n):
+        with located(None):
+            works = () if empty else works_of(program, layer, heads, n, n)
+        for work, mine in works:
             # layers that differ in their draws alone cost the same
             groups.setdefault((replace(work, layer=0), mine), []).append(layer)
     steps = []
@@ -344,19 +318,6 @@ def check_backend(name: str) -> None:
         raise BackendError(f"the backend must be one of {', '.join(names)}, got {name!r}")
 
 
-def _located_works(
-    program: Program, layer: int, heads: int, n: int
-) -> list[tuple[Work, tuple[int, ...]]]:
-    """The works of a layer; a size without a value is a fault of the text where it has a place."""
-    try:
-        return works_of(program, layer, heads, n, n)
-    except BindError as error:
-        if error.span is None:
-            raise
-        with located(error.span):
-            raise
-
-
 def backend_of(name: str) -> Backend:
     """The backend of a name; raises BackendError where there is none."""
     check_backend(name)
@@ -368,7 +329,6 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """What every backend says of all copies of a work for samples and heads of a shape, the chosen
     one first, those that refuse last."""
-    check_backend(backend)
     work = _planned(work, device)
     # estimates are for heads of 64 numbers
     times = shape.batch * work.copies * shape.head_dim / 64
@@ -377,7 +337,6 @@ def candidates(
         is_asked = each.name == backend or not is_on_request(each, device)
         refusal = refusal_of(each, work, device) if is_asked else ON_REQUEST
         listed.append(Candidate(each, math.inf if refusal else times * each.cost(work), refusal))
-
     listed.sort(
         key=lambda each: (
             each.backend.name != backend,
@@ -387,16 +346,12 @@ def candidates(
         )
     )
     chosen = listed[0]
+    if chosen.refusal is not None and backend != AUTO:
+        raise BackendError(REFUSES.format(backend, chosen.refusal))
     if chosen.refusal is not None:
-        if backend != AUTO:
-            raise BackendError(REFUSES.format(backend, chosen.refusal))
-        able = [
-            c
-            for c in listed
-            if c.refusal != ON_REQUEST and (work.mechanism is None or runs_mechanisms(c.backend))
-        ]
-        reasons = "; ".join(f"`{c.backend.name}`: {c.refusal}" for c in able)
-        raise BackendError(f"no backend runs this: {reasons}")
+        some = (x for x in listed if work.mechanism is None or runs_mechanisms(x.backend))
+        able = (f"`{x.backend.name}`: {x.refusal}" for x in some if x.refusal != ON_REQUEST)
+        raise BackendError(f"no backend runs this: {'; '.join(able)}")
     return tuple(listed)
 
 
@@ -424,11 +379,6 @@ def _planned(work: Work, device: str) -> Work:
 def _cheapest(work: Work, copies: int, device: str, rates: object) -> Backend:
     """The backend of the least estimate by these rates."""
     return candidates(replace(work, copies=copies), device)[0].backend
-
-
-def shown_seconds(seconds: float) -> str:
-    """An estimate, if there is one."""
-    return time_text(seconds) if math.isfinite(seconds) else "no estimate"
 
 
 LENGTHS = (1, 64, 4096)

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.distributed.partitions import Partition
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Outputs
 
 T = TypeVar("T")
 
@@ -117,9 +117,8 @@ Piece = tuple[int, Any, Tensor | None, tuple[int, ...] | None]
 None. The order of the names is alike on both sides."""
 
 Run = Callable[[int, Parts, Call, bool], Outputs]
-"""Runs one of the layers that differ in what they have learned alone, by its number, on one rank:
-the output of own positions, and its log-sum-exps if they are asked for, of own q, k and v and the
-call of all positions."""
+"""Runs a layer, by its number, of those that differ in what they have learned alone, on one rank:
+the output of own q, k and v, and its log-sum-exps if asked for, for the call of all positions."""
 
 
 def travel(

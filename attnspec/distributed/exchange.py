@@ -1,9 +1,8 @@
 """Which rows ranks send each other so that every pair of some graphs is computed exactly once.
 
-A key with its value travels to each rank whose queries read it. Queries that read nearly everything
-travel instead, and their partial results come back: for each two ranks those with at least so many
-keys, a bar that is chosen by the bytes. Graphs of heads that read the same keys share an exchange,
-in which a key's row goes to a rank once for all of them.
+A key with its value travels to each rank whose queries read it, once for all graphs that share an
+exchange. Queries with at least so many keys, a bar that is chosen by the bytes for each two ranks,
+travel instead, and their partial results come back.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from attnspec.distributed.partitions import Partition
 from attnspec.graphs.operators import transpose_of
 from attnspec.graphs.relation import Relation, is_scattered
 from attnspec.graphs.stack import TooMuch
-from attnspec.lower.work import MERGED, Work
+from attnspec.lower.work import MERGED, Works
 from attnspec.text.diagnostics import AttnSpecError
 
 LISTED = 1 << 17
@@ -32,18 +31,13 @@ BARS = 6
 """The most numbers of keys that are tried as a bar."""
 
 
-Works = Sequence[tuple[Work, tuple[int, ...]]]
-"""What groups of heads compute, and which heads they are."""
-
-
 @dataclass(frozen=True)
 class Tensors:
     """The tensors of a call over all ranks: q [batch, heads, n, head_dim], k with `key_heads`, v
     with heads of `value_dim`, numbers of `element` bytes; `pairs` are the bytes that inputs of kind
     `pairs` have for each query and key of a sample.
 
-    Bytes are those of a row of one head forward; backward the same rows go the other way as
-    gradients, with as many bytes.
+    Bytes are those of a row of one head forward; backward as many go the other way.
     """
 
     batch: int = 1

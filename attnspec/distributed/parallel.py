@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import apart
 from attnspec.distributed.collectives import Mesh, Run, gathered, tied
 from attnspec.distributed.exchange import Tensors
@@ -44,12 +45,7 @@ from attnspec.runtime.call_checks import (
     taken_apart,
     without_padding,
 )
-from attnspec.runtime.engine import (
-    Outputs,
-    no_log_sum_exps,
-    nothing,
-    require_log_sum_exps,
-)
+from attnspec.runtime.engine import nothing, require_log_sum_exps
 from attnspec.runtime.module import CompiledAttention, in_type_of_autocast
 
 KEPT = 64
@@ -227,8 +223,6 @@ class ParallelAttention(torch.nn.Module):
         outputs = self._run((q, k, v), partition, layer, self._whole(call, partition), return_lse)
         if module.training and module.draws is not None:
             module.draws.count(layer)
-        if return_lse and outputs[1] is None:
-            raise no_log_sum_exps(module.program)
         asked: Any = outputs[: 1 + return_lse]
         if like is not None:
             asked = tuple(_as_dtensor(x, like, partition.n) for x in asked)

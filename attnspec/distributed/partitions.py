@@ -1,9 +1,5 @@
-"""Which positions each rank holds.
-
-A partition is plain: for each rank some runs of positions, all with one step. A rank's tensors have
-its runs one behind the other. Candidates are made for a relation and held against each other by
-`attnspec.distributed.planning`; none of them visits a single position in Python.
-"""
+"""Which positions each rank holds, and candidates for it, which `attnspec.distributed.planning`
+compares; none of them visits a single position in Python."""
 
 from __future__ import annotations
 
@@ -33,10 +29,8 @@ ROOM = 1.05
 
 @dataclass(frozen=True)
 class Partition:
-    """`runs` has for each rank its runs (start, stop) of positions start, start + step, … < stop.
-
-    Together they are 0 <= position < n, each once; a rank may have none.
-    """
+    """`runs` has for each rank its runs (start, stop) of positions start, start + step, … < stop,
+    one behind the other in its tensors, each position below n once; a rank may have none."""
 
     name: str
     n: int

@@ -1,8 +1,5 @@
-"""The plan of a sequence over several ranks: who holds which positions, and what travels.
-
-Everything here is on paper: no process is started and no tensor is made. Every rank makes the same
-plan of the same spec, so that nothing but rows is exchanged.
-"""
+"""The plan of a sequence over several ranks, on paper: who holds which positions, and what travels.
+Every rank makes the same plan of the same spec, so that nothing but rows is exchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, between
+from attnspec.distributed.exchange import Exchange, Reading, Tensors, between
 from attnspec.distributed.partitions import EVEN, Partition, balance_of, candidates
 from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation, chosen_text
@@ -22,7 +19,7 @@ from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder, pair_inputs
-from attnspec.lower.work import Work, key_heads
+from attnspec.lower.work import Work, Works, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 WORTH = 0.99
@@ -325,8 +322,8 @@ class Planner:
             why = f"{rows.most:,} bytes would reach a rank as rows"
             if rows.balance is not None:
                 why += f", with a balance of {rows.balance:.3f}"
-            pairs_of = self.pairs_by_heads(works, partition.ranks)
-            heads = LayerPlan(*whole, HEADS, why, *head_links(partition, t), pairs_of)
+            counted = self.pairs_by_heads(works, partition.ranks)
+            heads = LayerPlan(*whole, HEADS, why, *head_links(partition, t), counted)
             # of two that take about as long, fewer bytes
             margin = WORTH if heads.most >= rows.most else 1 / WORTH
             return heads if heads.seconds < margin * rows.seconds else rows
@@ -438,10 +435,9 @@ def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
 def head_links(partition: Partition, t: Tensors, every: bool = False) -> Links:
     """The bytes of each link where every rank computes some heads at all positions, or `every` head
     and keeps its own positions."""
-    ranks, lengths = range(partition.ranks), np.array(partition.lengths, np.int64)
-    keys = np.array(
-        [t.key_heads if every else len(dealt(r, len(ranks), t.key_heads)) for r in ranks]
-    )
+    ranks, lengths = partition.ranks, np.array(partition.lengths, np.int64)
+    shares = np.array([len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)])
+    keys = t.key_heads + 0 * shares if every else shares
     there = keys * (t.ratio * t.query_bytes + t.key_bytes) + partition.n * t.batch * t.pairs
     back = 0 if every else keys * t.batch * t.ratio * t.value_dim * t.element
     return between(np.outer(lengths, there)), between(np.outer(back + 0 * keys, lengths))

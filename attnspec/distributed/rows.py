@@ -1,7 +1,7 @@
 """A layer whose key rows and query rows travel as its graphs ask for them.
 
-Own keys are weighed while the rows travel, then those that came; queries of others are weighed over
-own keys and their partial results are sent back. Parts are merged by their log-sum-exps.
+Own keys are weighed while rows travel, then those that came; results of queries of others over own
+keys are sent back. Parts are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnspec.backends.common.merging import Partial, merged, with_zero
+from attnspec.backends.common.merging import Outputs, Partial, merged, with_zero
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
@@ -34,7 +34,7 @@ from attnspec.lower.work import (
     refusal_of,
 )
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Outputs
+from attnspec.runtime.engine import Engine, nothing
 
 Weighing = Callable[[Parts, Call], Outputs]
 """Weighs q [B, H, rows, d] over k, v [B, H_kv, keys, …]: the output and its log-sum-exps. The
@@ -53,10 +53,6 @@ def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Stan
     if alike and not changes.inputs and (changes.by_distance or not moved[0]):
         return None
     return Standing(queries, np.pad(keys, (0, n - len(keys))), work.n_k)
-
-
-Came = Mapping[Any, Tensor]
-"""What came from one rank."""
 
 
 class GroupHere:
@@ -132,9 +128,8 @@ class GroupHere:
         def weigh(parts: Parts, call: Call) -> Outputs:
             q, k, v = parts
             if kernel is None:
-                out = q.new_zeros(*q.shape[:3], v.shape[-1])
-                wide = torch.promote_types(q.dtype, torch.float32)
-                return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if self.merges else None
+                out, lse = nothing(q, k, v)
+                return out, lse if self.merges else None
             padding = None if call.padding is None else of_keys(call.padding)
             pairs = {x: of_keys(call.tables[x].index_select(2, own)) for x in work.changes.pairs}
             if more:
@@ -160,7 +155,9 @@ class GroupHere:
                 x = torch.cat([x.index_select(2, rows)[:, heads] for x in parts], 3)
                 yield r, (self, name), x, (*x.shape[:2], len(got), x.shape[3])
 
-    def answering(self, own: Parts, call: Call, came: Sequence[Came]) -> Iterator[Piece]:
+    def answering(
+        self, own: Parts, call: Call, came: Sequence[Mapping[Any, Tensor]]
+    ) -> Iterator[Piece]:
         """Results of others' queries over own keys, log-sum-exps beside outputs, for these."""
         q, k, v = own
         for r in self.others:
@@ -194,8 +191,8 @@ def rows_here(
         own: list[tuple[GroupHere, Parts, Call]] = []
         for here, group in zip(groups, ready.groups, strict=True):
             tables = engine.tables(group, layer, call.tables)
-            own_q, own_k, own_v = (x.to(kind) for x in group.parts(q, k, v))
-            own.append((here, (own_q, own_k, own_v), replace(call, tables=tables)))
+            mine: Any = tuple(x.to(kind) for x in group.parts(q, k, v))
+            own.append((here, mine, replace(call, tables=tables)))
         firsts = [here.at_home(mine, some) if here.merges else None for here, mine, some in own]
         came = arrived()
         replies = chain(*(here.answering(mine, some, came) for here, mine, some in own))

@@ -1,11 +1,7 @@
-"""A layer of sums of features: what travels are the sums over each rank's keys, however many they
-are.
-
-They go in two steps. Each rank gets its share of the rows of all ranks' sums and merges them; then
-it gives every rank that share of what it goes on from: the sums of the ranks before it where they
-are causal, else of all. So a rank receives about two sums, whatever the number of ranks. Frames,
-the logarithms of what sums are divided by, go to everyone, since everyone needs them; where a gate
-forgets, the logarithms of what it leaves of earlier sums stand in their place.
+"""A layer of sums of features, of which the sums over each rank's keys travel, in two steps: each
+rank merges its share of the rows of all sums, and gives every rank that share of what it goes on
+from. Frames, the logarithms of what sums are divided by, go to everyone; where a gate forgets, the
+logarithms of what it leaves of earlier sums stand in their place.
 """
 
 from __future__ import annotations
@@ -17,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.merging import LOWEST, in_one_frame
+from attnspec.backends.common.merging import LOWEST, Outputs, in_one_frame
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid import kernel_of
 from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Outputs
+from attnspec.runtime.engine import Engine
 
 
 def states_here(
@@ -43,27 +39,22 @@ def states_here(
                 f"the sums of features of `{engine.program.name}` come without log-sum-exps"
                 " over several devices: leave `return_lse` out, one device has them"
             )
-        outs, padding, tables = [], call.padding, call.tables
+        outs, padding = [], None if call.padding is None else call.padding.index_select(1, own)
         for group in ready.groups:
             # a kernel of sums: of features, or of dense projections
             kernel: Any = group.kernel
-            mine = group.parts(*parts)
-            call = replace(
-                call,
-                padding=None if padding is None else padding.index_select(1, own),
-                tables=engine.tables(group, layer, tables),
-            )
-            sums, left = kernel.key_sums(*mine, call, own)
-            tie = [*mine, *call.tables.values()]
-            before, came = _exchanged(mesh, sums, left, tie, group.work.causal)
-            outs.append(tied(kernel.onward(*mine, call, before), came))
+            mine, tables = group.parts(*parts), engine.tables(group, layer, call.tables)
+            here = *mine, replace(call, padding=padding, tables=tables)
+            tie = [*mine, *tables.values()]
+            before, came = _exchanged(mesh, tie, group.work.causal, *kernel.key_sums(*here, own))
+            outs.append(tied(kernel.onward(*here, before), came))
         return ready.joined(outs), None
 
     return run
 
 
 def _exchanged(
-    mesh: Mesh, own: State, left: Tensor | None, tie: Sequence[Tensor], causal: bool
+    mesh: Mesh, tie: Sequence[Tensor], causal: bool, own: State, left: Tensor | None
 ) -> tuple[State, Tensor]:
     """The sums that this rank goes on from, and what was received for them; `left` are the
     logarithms of what a gate leaves of the sums before own keys."""

@@ -38,7 +38,7 @@ from attnspec.ir.scores import HEAD, NAMED, Scores, alibi_slopes, bias
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, symbols_in
-from attnspec.lower.work import BackendError, Work
+from attnspec.lower.work import BackendError, Work, Works
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -130,9 +130,7 @@ class Binder:
             self._alike[layer] = layer if drawn else self.program.slots.index(row)
         return self._alike[layer]
 
-    def works(
-        self, layer: int, heads: int, n_q: int, n_k: int, query_start: int = 0
-    ) -> list[tuple[Work, tuple[int, ...]]]:
+    def works(self, layer: int, heads: int, n_q: int, n_k: int, query_start: int = 0) -> Works:
         """The distinct works of a layer with the heads that share each.
 
         Between two sequences the n_q queries are those from `query_start` on, and of a program
@@ -166,13 +164,14 @@ class Binder:
             if work.mechanism is not None and longest is not None and n_k > longest:
                 raise BindError(
                     f"`{work.mechanism.name}` is learned for at most max_length = {longest}"
-                    f" positions, got n = {n_k}"
+                    f" positions, got n = {n_k}",
+                    program.attends[index].span,
                 )
             length = n_k if crossing is None or work.mechanism is not None else crossing.length
             groups.setdefault(replace(work, n_q=n_q, n_k=length), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
 
-    def open_works(self, layer: int, heads: int) -> list[tuple[Work, tuple[int, ...]]]:
+    def open_works(self, layer: int, heads: int) -> Works:
         """The works of a layer, of no length, whose pairs tensors of positions tell at every
         length. Raises BackendError, with the reason, where some do not."""
         attends = [self.program.attends[slot] for slot in self.program.row(layer)]
@@ -205,9 +204,7 @@ class Binder:
         return replace(crossing, first=first)
 
 
-def works_of(
-    program: Program, layer: int, heads: int, n_q: int, n_k: int
-) -> list[tuple[Work, tuple[int, ...]]]:
+def works_of(program: Program, layer: int, heads: int, n_q: int, n_k: int) -> Works:
     """The distinct works of a layer with the heads that share each, as `Binder.works`."""
     return Binder(program).works(layer, heads, n_q, n_k)
 

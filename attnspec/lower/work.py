@@ -235,6 +235,10 @@ class Backend(Protocol):
         """The kernel that runs the work for these heads, its tables on the device."""
 
 
+Works = Sequence[tuple[Work, tuple[int, ...]]]
+"""What groups of heads compute, and which heads they are."""
+
+
 def mechanism_of(work: Work) -> MechanismDeclaration:
     """The mechanism of a work that has one."""
     if work.mechanism is None:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.remembered import Remembered
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import apart, is_batched, is_transformed
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.deciders import Decision, data_of, decided, decisions_of
@@ -24,11 +26,12 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import computed
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
+from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.program import Attend, Program, leaves
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import Binder, bias_tables, decided_leaves, pair_inputs
+from attnspec.lower.lower import Binder, bias_tables, buckets_of, decided_leaves, pair_inputs
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import (
     MERGED,
@@ -37,6 +40,7 @@ from attnspec.lower.work import (
     Call,
     Kernel,
     Work,
+    Works,
     key_heads,
 )
 from attnspec.runtime.call_checks import (
@@ -54,12 +58,6 @@ if is_older(torch.__version__, LEAST_TORCH):
         f"attnspec needs torch {'.'.join(map(str, LEAST_TORCH))} or newer, got {torch.__version__}:"
         " before it, gradients on the CPU are wrong where several query heads share a key head"
     )
-
-Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
-"""Layer, heads, key heads, n_q, n_k, device and first query."""
-
-Outputs: TypeAlias = "tuple[Tensor, Tensor | None]"
-"""The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
 
 Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
 """A kernel, what it computes, and its heads."""
@@ -138,14 +136,17 @@ class Engine:
         check_backend(self.backend)
         self.program = program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder, self.parts = _binder(program), learned_parts(program)
-        self.own = (*bias_tables(program).values(), *self.parts.values())
+        biases = ((x, name) for (_, x), name in bias_tables(program).items())
+        # tables of `score bias` start at zero, so that no position is preferred
+        self.own = {name: Part(name, (buckets_of(x),)) for x, name in biases}
+        self.own |= {name: part for (_, part), name in self.parts.items()}
         self.pairs, self.decided_leaves = pair_inputs(program), decided_leaves(program)
         self.learned = (*self.own, *self.pairs)
         self.computed: dict[Any, Sequence[str]] = {}
         for attend in program.attends:
             self.computed |= {} if attend.graph is None else computed(attend.graph)
         self._exact: Remembered[None] = Remembered()
-        self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
+        self.prepared: Cache[object, Prepared] = Cache(LIMITS.layouts)
         # the same by layer and by all that checks of q, k and v go by; layers share what they can
         layers = range(program.layer_count)
         shared = len(layers) // len({self.binder.alike(layer) for layer in layers})
@@ -194,16 +195,16 @@ class Engine:
                     data=data_of(group.work, group.heads, prepared.decisions, choices, mine.data),
                     known=known and cast(Any, [selected(x, 1, group.queries) for x in known]),
                 )
-            out = lse = None
-            if return_lse or reusable:
-                if (return_lse or _reuses(kernel, q)) and hasattr(kernel, "partial"):
-                    out, lse = kernel.partial(*rows, mine)
-                if return_lse and lse is None:
-                    raise no_log_sum_exps(self.program)
-            outs.append(kernel(*rows, mine) if out is None else out)
+            asked = return_lse or (reusable and _reuses(kernel, q))
+            if asked and hasattr(kernel, "partial"):
+                out, lse = kernel.partial(*rows, mine)
+            else:
+                out, lse = kernel(*rows, mine), None
+            if return_lse and lse is None:
+                raise no_log_sum_exps(self.program)
             if lse is None and reusable:
-                wide = torch.promote_types(q.dtype, torch.float32)
-                lse = q.new_zeros(outs[-1].shape[:3], dtype=wide)
+                lse = widened(q.new_zeros(out.shape[:3]))
+            outs.append(out)
             sums.append(lse)
         if len(outs) == 1 and prepared.order is None:
             return outs[0], sums[0]
@@ -253,17 +254,17 @@ class Engine:
 
         def tables(each: Decision) -> dict[str, Tensor]:
             parts = each.leaf.learned if self.parts else ()
-            names = {x.name: self.parts[each.leaf.name, x] for x in parts}
+            names = ((x.name, self.parts[each.leaf.name, x]) for x in parts)
             heads = torch.tensor(each.heads, device=q.device)
-            return {x: rows_of(call.tables[y], layer, heads) for x, y in names.items()}
+            return {x: rows_of(call.tables[y], layer, heads) for x, y in names}
 
         count = keys if self.program.cross else None
         return decided(decisions, q, k, call, tables, count)
 
     def tables(self, group: Group, layer: int, learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a group's heads have learned, in float32 at least: its gradients are long sums."""
-        rows = {x: rows_of(learned[name], layer, group.queries) for x, name in group.tables}
-        return {x: y.to(torch.promote_types(y.dtype, torch.float32)) for x, y in rows.items()}
+        rows = ((x, rows_of(learned[name], layer, group.queries)) for x, name in group.tables)
+        return {x: widened(y) for x, y in rows}
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
@@ -275,18 +276,20 @@ class Engine:
     # --- kernels ---------------------------------------------------------------------------------
 
     def together(
-        self, kernels: Iterable[Built], heads: int, keys: int, device: torch.device
+        self, kernels: Iterable[Built], heads: int, keys: int, device: torch.device, first: int = 0
     ) -> Prepared:
-        """Kernels that have all heads between them, with their works and their heads."""
+        """Kernels, with their works and their heads, that have between them so many heads from the
+        first on, of so many key heads."""
         groups = []
         for kernel, work, members in kernels:
-            rows = selection(members, heads, device)
-            read = selection(key_heads(members, heads // keys), keys, device)
+            mine = tuple(head - first for head in members)
+            rows = selection(mine, heads, device)
+            read = selection(key_heads(mine, heads // keys), keys, device)
             groups.append(Group(kernel, work, members, rows, read, self.tables_of(work)))
         flat = [head for group in groups for head in group.heads]
         order = selection(sorted(range(heads), key=flat.__getitem__), heads, device)
         decisions = decisions_of([(group.work, group.heads) for group in groups])
-        return Prepared(tuple(groups), order, decisions)
+        return Prepared(tuple(groups), order, tuple(replace(x, first=first) for x in decisions))
 
     def prepare(
         self,
@@ -316,34 +319,38 @@ class Engine:
             kernels = [(OpenKernel(*each, q.device), *each) for each in works]
             prepared = self.together(kernels, heads, key_heads, q.device)
         else:
-            alike = self.binder.alike(layer)
-            key = alike, heads, key_heads, n_q, n_k, str(q.device), query_start
+            key = self.binder.alike(layer), heads, n_q, n_k, query_start
+
+            def build() -> Prepared:
+                return self.built(self.binder.works(*key), heads, key_heads, q.device)
+
             if self.backend == AUTO and n_q <= min(LIMITS.rows_looked_up, n_k - 1):
                 # this costs less than a thread that is apart, and nothing of it outlives the call
-                prepared, call = self._build(key), None
+                prepared, call = build(), None
             else:
-                prepared = self.prepared.get(key, lambda: apart(lambda: self._build(key)))
+                whole = *key, key_heads, str(q.device)
+                prepared = self.prepared.get(whole, lambda: apart(build))
         prepared = replace(prepared, layer=layer, start=query_start)
         return prepared if call is None else self.calls.get(call, lambda: prepared)
 
-    def _build(self, key: Key) -> Prepared:
-        layer, heads, key_heads, n_q, n_k, device, query_start = key
-        place = torch.device(device)
+    def built(
+        self, works: Works, heads: int, keys: int, device: torch.device, first: int = 0
+    ) -> Prepared:
+        """As `together`, of works, each by the backend that is chosen for it."""
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
-        for work, members in self.binder.works(layer, heads, n_q, n_k, query_start):
-            work = replace(work, copies=len(members), device=place.type)
-            backend = choose(work, place.type, self.backend)
+        for work, members in works:
+            work = replace(work, copies=len(members), device=device.type)
+            backend = choose(work, device.type, self.backend)
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
         kernels: list[Built] = []
         for backend, mine in chosen.values():
-            every = [(work, head) for work, members in mine for head in members]
-            works, joining = [work for work, _ in every], cast(Any, backend)
-            if len(mine) > 1 and hasattr(backend, "joins") and joining.joins(works):
-                joined = joining.build_joined(mine, place)
-                kernels.append((joined, works[0], tuple(head for _, head in every)))
+            each, joining = [work for work, of in mine for _ in of], cast(Any, backend)
+            if len(mine) > 1 and hasattr(backend, "joins") and joining.joins(each):
+                members = tuple(head for _, of in mine for head in of)
+                kernels.append((joining.build_joined(mine, device), each[0], members))
             else:
-                kernels += [(backend.build(*each, place), *each) for each in mine]
-        return self.together(kernels, heads, key_heads, place)
+                kernels += [(backend.build(*each, device), *each) for each in mine]
+        return self.together(kernels, heads, keys, device, first)
 
 
 # engines of one program share what binds it, whatever backend is asked for
@@ -408,5 +415,4 @@ def nothing(q: Tensor, k: Tensor, v: Tensor) -> Outputs:
     """Zeros [B, H, n_q, d_v] that autograd ties to q, k and v, and log-sum-exps of nothing."""
     zero = q[:0].sum() + k[:0].sum() + v[:0].sum()
     out = zero.expand(*q.shape[:3], v.shape[3]).clone()
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide)
+    return out, widened(q.new_full(q.shape[:3], -torch.inf))

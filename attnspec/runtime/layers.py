@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import merged
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.api_checks import index_of, length_of
@@ -231,8 +233,7 @@ class SelfAttention(nn.Module):
 
     def _joined(self, out: Tensor, count: int) -> Tensor:
         """The heads' outputs [B, H, n, d] as [B, count, embed_dim], of the last tokens."""
-        out = out.transpose(1, 2).flatten(2)
-        out = out[:, out.shape[1] - count :]
+        out = out[:, :, out.shape[2] - count :].transpose(1, 2).flatten(2)
         return cast(Tensor, self.out(out)) if self.read else out
 
     def _with_extra(
@@ -394,11 +395,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         if attn_mask is not None and not (is_causal and causal):
             _check_mask("attn_mask", attn_mask, [n_q, n_k], [batch * heads, n_q, n_k])
-            added = attn_mask
-            if added.dtype == torch.bool:
-                added = torch.zeros_like(added, dtype=q.dtype).masked_fill(added, -torch.inf)
-            whole = added.dim() == 2
-            added = added[None, None] if whole else torch.unflatten(added, 0, (batch, heads))
+            each = (batch, heads) if attn_mask.dim() == 3 else (1, 1)
+            added = attn_mask.reshape(*each, n_q, n_k)
+            added = added_by(~added, q.dtype) if added.dtype == torch.bool else added
         if key_padding_mask is not None:
             shapes = [[batch, n_k], *[[n_k]] * (batch == 1)]
             _check_mask("key_padding_mask", key_padding_mask, *shapes)
@@ -463,7 +462,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         rows = torch.split(q, size, 2)
         reads = [every] * len(rows)
         if added is not None:
-            _check_masked(run.program, q)
+            if is_watched(q) and not is_transformed():
+                raise ValueError(
+                    "attn_mask cannot be used in a traced program: describe its pairs in the spec,"
+                    " by patterns or inputs"
+                )
+            for formula in (x.mechanism.name for x in run.program.attends if x.mechanism):
+                raise ValueError(
+                    f"attn_mask cannot be used with `{formula}`, which has no scores: leave it out,"
+                    " and describe its pairs in the spec"
+                )
             run, name = run.with_input("pairs", _masked)
             masks = torch.split(added.expand(len(q), -1, n_q, n_k), size, 2)
             reads = [{**every, name: mask} for mask in masks]
@@ -472,7 +480,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         outs = [run(x, k, values[:, :, :n_k], inputs=read, **rest) for x, read in pairs]
         if extra is None:
             return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
-        scores = extra.to(torch.promote_types(extra.dtype, torch.float32))
+        scores = widened(extra)
         weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
         more = weights.to(values.dtype) @ values[:, :, n_k:], torch.logsumexp(scores, -1)
         out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
@@ -483,21 +491,6 @@ def _masked(attend: Attend, name: str) -> Attend:
     """The same with numbers added to its scores."""
     total = Apply("+", (Symbol(SCORE), Symbol(f"{name}(q, k)")))
     return replace(attend, scores=(*attend.scores, Score(EXPRESSION, (("value", total),))))
-
-
-def _check_masked(program: Program, q: Tensor) -> None:
-    """Raises ValueError where a mask cannot be added to scores."""
-    if is_watched(q) and not is_transformed():
-        raise ValueError(
-            "attn_mask cannot be used in a traced program: describe its pairs in the spec, by"
-            " patterns or inputs"
-        )
-    for attend in program.attends:
-        if attend.mechanism is not None:
-            raise ValueError(
-                f"attn_mask cannot be used with `{attend.mechanism.name}`, which has no scores:"
-                " leave it out, and describe its pairs in the spec"
-            )
 
 
 def _is_same(query: Tensor, key: Tensor) -> bool:
@@ -610,8 +603,7 @@ def _with_shared(shared: tuple[int, ...], q: Tensor, k: Tensor) -> Tensor:
     """The keys [B, H, n, d] with queries in their place for the heads that share them."""
     if not shared:
         return k
-    same = torch.zeros(k.shape[1], dtype=torch.bool, device=k.device)
-    same[list(shared)] = True
+    same = torch.tensor([head in shared for head in range(k.shape[1])], device=k.device)
     return torch.where(same[:, None, None], q, k)
 
 
@@ -666,15 +658,14 @@ def of_layer(program: Program, layer: int, heads: int) -> Program:
 
 def _read_by(program: Program) -> str:
     """Which of q, k and v the heads of a layer read."""
-    read = ""
+    read = set[str]()
     for attend in program.attends:
         mechanism, reads = attend.mechanism, "qv" if shares_keys(attend.graph) else "qkv"
         if mechanism is not None and attend.graph is None:
             arguments = dict(mechanism.arguments)
-            dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
             if mechanism.name in WHOLE:
                 reads = "qv" if mechanism.name == "gmlp" else "v" if program.heads else ""
             elif mechanism.name == "synthesizer" and not arguments.get("products", False):
-                reads = "qv" if dense else "v"
-        read += reads
-    return "".join(name for name in "qkv" if name in read)
+                reads = "qv" if "dense" in str(arguments.get("kind", "dense")) else "v"
+        read.update(reads)
+    return "".join(sorted(read, key="qkv".index))

@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 
 from attnspec.backends.common.key_cache import KeyCache
 from attnspec.backends.common.masks import mask_of
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import (
     apart,
     composed,
@@ -35,8 +36,7 @@ from attnspec.ir.program import Attend, Input
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import bias_tables, buckets_of
-from attnspec.lower.work import Call
+from attnspec.lower.work import Call, Works
 from attnspec.runtime.call_checks import (
     FLOATS,
     INTEGERS,
@@ -57,21 +57,8 @@ from attnspec.runtime.call_checks import (
     require_unchanged,
     taken_apart,
 )
-from attnspec.runtime.engine import (
-    NOTHING,
-    Engine,
-    Outputs,
-    Prepared,
-    engine_of,
-    no_log_sum_exps,
-    text_of,
-)
-from attnspec.runtime.streaming import (
-    StreamState,
-    Works,
-    followed,
-    streamed,
-)
+from attnspec.runtime.engine import NOTHING, Engine, Prepared, engine_of, no_log_sum_exps, text_of
+from attnspec.runtime.streaming import StreamState, followed, streamed
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -117,12 +104,7 @@ class CompiledAttention(nn.Module):
         self.draws = Draws(engine.program.layer_count) if redraws else None
         self._run_by(engine)
         self._keeps = any(part.kept for _, part in engine.parts)
-        # tables of `score bias` start at zero, so that no position is preferred
-        biases = {
-            name: Part(name, (buckets_of(x),)) for (_, x), name in bias_tables(self.program).items()
-        }
-        self._learned = biases | {name: part for (_, part), name in engine.parts.items()}
-        for name, part in self._learned.items():
+        for name, part in engine.own.items():
             if part.kept:
                 self.register_buffer(name, UninitializedBuffer())
             else:
@@ -278,7 +260,6 @@ class CompiledAttention(nn.Module):
             layer, start = self.checked(q, k, v, layer, start)
         call = self.call_of(layer, q, k, v, *besides)
         if keys is not None:
-            check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
             require_numbers("the value of `keys` is read", q)
             parts, call = of_first_keys(self.program, parts, call, int(keys))
             key = prepared = None
@@ -348,12 +329,11 @@ class CompiledAttention(nn.Module):
         if self.engine.own:
             self.check_sizes(q, v)
         tables = {name: self.learned(name) for name in self.engine.own}
-        for name, table in tables.items():
-            if table.device != q.device:
-                raise ValueError(
-                    f"the parameter `{name}` must be on {q.device} as q, got {table.device}:"
-                    f" move the module, `.to({str(q.device)!r})`"
-                )
+        for name, device in ((x, y.device) for x, y in tables.items() if y.device != q.device):
+            raise ValueError(
+                f"the parameter `{name}` must be on {q.device} as q, got {device}:"
+                f" move the module, `.to({str(q.device)!r})`"
+            )
         for (name, row), rows in self._before.items() if self._before and again() else ():
             place = torch.tensor([row], device=rows.device)
             tables[name] = tables[name].index_copy(0, place, rows[None])
@@ -431,7 +411,7 @@ class CompiledAttention(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts what is learned anew, as papers say, drawn with the generator."""
-        for name, part in self._learned.items():
+        for name, part in self.engine.own.items():
             if not is_lazy(self.learned(name)):
                 _start(self.learned(name), part, generator)
 
@@ -439,15 +419,14 @@ class CompiledAttention(nn.Module):
         self, head_size: int | None, value_size: int | None, device: torch.device | None = None
     ) -> None:
         """Makes and starts the parameters that wait, as far as sizes in their shapes are known."""
-        waiting = self._waiting()
-        if waiting and torch.compiler.is_compiling():
+        if (waiting := self._waiting()) and torch.compiler.is_compiling():
             raise ValueError(
                 f"{', '.join(f'`{name}`' for name in waiting)} must have a size before the module"
                 f" is traced: build it with head_size={head_size}, or call it once"
             )
         sizes: dict[Any, Any] = {"d": head_size, "d_v": value_size}
         for name in waiting:
-            part, parameter = self._learned[name], cast(Any, self.learned(name))
+            part, parameter = self.engine.own[name], cast(Any, self.learned(name))
             layers = 1 if part.layers else self.program.layers or 1
             heads = 1 if part.heads else self.program.heads or 1
             shape = layers, heads, *(sizes.get(entry, entry) for entry in part.shape)
@@ -475,7 +454,7 @@ class CompiledAttention(nn.Module):
 
     def _waiting(self) -> list[str]:
         """The names of what has no shape yet."""
-        return [name for name in self._learned if is_lazy(self.learned(name))]
+        return [name for name in self.engine.own if is_lazy(self.learned(name))]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         LazyModuleMixin._lazy_load_hook(self, state_dict, prefix, *rest)  # type: ignore[arg-type]
@@ -547,8 +526,7 @@ class CompiledAttention(nn.Module):
         """The works, inputs and choices of a call whose pairs are asked for."""
         layer, start = self.checked(q, k, k, layer, start)
         call = self.call_of(layer, q, k, None, padding, inputs)
-        longest = max(q.shape[2], k.shape[2])
-        if longest > LIMITS.pairs_shown:
+        if (longest := max(q.shape[2], k.shape[2])) > LIMITS.pairs_shown:
             raise ValueError(
                 f"pairs and choices are shown up to n = {LIMITS.pairs_shown:,}, got {longest:,}"
             )
@@ -571,8 +549,8 @@ class CompiledAttention(nn.Module):
             for part in (part for part in each.leaf.learned if part.kept):
                 name = self.engine.parts[each.leaf.name, part]
                 table = self.learned(name)
-                rows, row = table[layer % len(table)], layer % len(table)
-                heads = list(each.heads) if len(rows) > 1 else [0]
+                row = layer % len(table)
+                rows, heads = table[row], list(each.heads) if table.shape[1] > 1 else [0]
                 # what a call was computed with, should it be computed again for its backward
                 self._before[name, row] = rows.clone()
                 call = Call(padding, tables={part.name: rows[heads]})

@@ -184,8 +184,8 @@ def _own(x: Tensor, given: Sequence[Tensor]) -> Tensor:
 def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
     wide = torch.promote_types(at.q.dtype, torch.float32)
-    out = at.q.new_empty(*at.q.shape[:3], at.v.shape[3])
-    return out, at.q.new_empty(at.q.shape[:3], dtype=wide)
+    shape = at.q.shape[:3]
+    return at.q.new_empty(*shape, at.v.shape[3]), at.q.new_empty(shape, dtype=wide)
 
 
 def _shapes_backward(*given: Any) -> list[Tensor]:

@@ -194,8 +194,7 @@ def _checked_ends(
     for name, x in named.items():
         check_strided(name, x)
     alike = cu_seqlens_k is None
-    flat = all(x.dim() == 3 for x in named.values())
-    if not flat or {len(v), len(q if alike else k)} != {len(k)}:
+    if {x.dim() for x in named.values()} != {3} or {len(v), len(q if alike else k)} != {len(k)}:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
         fewer = "; for fewer queries than keys pass cu_seqlens_k, too" * alike
         raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}{fewer}")
@@ -204,41 +203,36 @@ def _checked_ends(
             "documents are counted before anything runs, which a traced program cannot: call"
             " `attnspec.packed` outside of it"
         )
-    rows = columns = _ends(cu_seqlens, len(q), "cu_seqlens")
-    if cu_seqlens_k is not None:
-        columns = _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
+    rows = _ends(cu_seqlens, len(q), "cu_seqlens")
+    columns = rows if alike else _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
     if len(rows) != len(columns):
         raise ValueError(
             "cu_seqlens and cu_seqlens_k must have the same number of documents, got"
             f" {len(rows) - 1} and {len(columns) - 1}"
         )
-    sizes = zip(rows.diff().tolist(), columns.diff().tolist(), strict=True)
-    for document, (n_q, n_k) in enumerate(sizes):
-        if n_q > n_k:
-            raise ValueError(
-                "the queries of a document are its last positions, so it must have as many keys at"
-                f" least: document {document} has {count_of(n_q, 'query', 'queries')} and"
-                f" {count_of(n_k, 'key')}"
-            )
+    for document in (rows.diff() > columns.diff()).nonzero()[:1, 0].tolist():
+        n_q, n_k = (int(x.diff()[document]) for x in (rows, columns))
+        raise ValueError(
+            "the queries of a document are its last positions, so it must have as many keys at"
+            f" least: document {document} has {count_of(n_q, 'query', 'queries')} and"
+            f" {count_of(n_k, 'key')}"
+        )
     return rows, columns
 
 
 def _ends(offsets: Any, tokens: int, name: str) -> Tensor:
     """Where documents begin and end, for the host; raises unless that is from 0 up to the number of
     tokens."""
-    if not isinstance(offsets, Tensor) or offsets.dtype not in INTEGERS or offsets.dim() != 1:
-        what = type(offsets).__name__
-        if isinstance(offsets, Tensor):
-            what = f"{offsets.dtype} {list(offsets.shape)}"
+    is_tensor = isinstance(offsets, Tensor)
+    if not is_tensor or offsets.dtype not in INTEGERS or offsets.dim() != 1:
+        what = f"{offsets.dtype} {list(offsets.shape)}" if is_tensor else type(offsets).__name__
         raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
+    last = f"end with {tokens}, the number of tokens, got {ends[-1] if ends else 0}"
     for wrong, what in (
         (ends[:1] != [0], f"start at 0, got {ends[:1]}"),
         (ends != sorted(ends), "not fall"),
-        (
-            ends[-1:] != [tokens],
-            f"end with {tokens}, the number of tokens, got {ends[-1] if ends else 0}",
-        ),
+        (ends[-1:] != [tokens], last),
     ):
         if wrong:
             raise ValueError(f"{name} must {what}: it says where each document starts and ends")

@@ -19,12 +19,9 @@ from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
-from attnspec.lower.work import Kernel, Streamable, Work
+from attnspec.lower.work import Kernel, Streamable, Work, Works
 from attnspec.runtime.engine import Engine, Prepared
 from attnspec.text.diagnostics import ranges
-
-Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
-"""What groups of heads compute, and which heads they are."""
 
 Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch.device]"
 """Samples, heads and sizes of q, k and v, their type and device: the same in all steps."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.scalars import parts_of
-from attnspec.lower.work import Work
+from attnspec.lower.work import Works
 
 SIZE = 16
 """The size of the heads that are tried."""
 
 NAMES = {"output": "output", "q": "dq", "k": "dk", "v": "dv"}
 """What is compared of every head, as reports call it: outputs, and gradients."""
-
-Heads = Sequence[tuple[Work, tuple[int, ...]]]
 
 SLACK = 2.0
 """How much more a backend may err than the definition in the same type."""
@@ -33,7 +30,7 @@ SMALLEST = 1e-290
 """A weight below it may be rounded to 0 by one way of computing it and not by another."""
 
 
-def moderate(works: Heads, heads: int) -> tuple[Tensor, Tensor]:
+def moderate(works: Works, heads: int) -> tuple[Tensor, Tensor]:
     """What random queries and keys are multiplied by, powers of 2, float64 [heads, 1, 1], so that
     no score is far above 1: of larger ones rounding decides which keys weigh anything."""
     factors = torch.ones(2, heads, 1, 1, dtype=torch.float64)

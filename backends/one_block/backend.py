@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from attnspec.backends.one_block.row_keys import Form, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, seconds_for, weighed
-from attnspec.lower.work import MERGED, Backend, Kernel, Work, differ_in_pairs_alone, refusal_of
+from attnspec.lower.work import (
+    MERGED,
+    Backend,
+    Kernel,
+    Work,
+    Works,
+    differ_in_pairs_alone,
+    refusal_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -102,9 +110,7 @@ class TorchCall:
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         return self.build_joined([(work, heads)], device)
 
-    def build_joined(
-        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
-    ) -> Kernel:
+    def build_joined(self, groups: Works, device: torch.device) -> Kernel:
         """The kernel of several groups of heads, one after the other."""
         from attnspec.backends.one_block.torch_call import TorchCallKernel
 

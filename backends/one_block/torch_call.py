@@ -32,7 +32,7 @@ from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.one_block.row_keys import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Work, Works
 
 EVERY = slice(None)
 
@@ -70,9 +70,7 @@ class TorchCallKernel(SoftmaxKernel):
 
     by_key_head = False
 
-    def __init__(
-        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
-    ) -> None:
+    def __init__(self, groups: Works, device: torch.device) -> None:
         self.groups, self.work, self.device = groups, groups[0][0], device
         self.heads = tuple(head for _, members in groups for head in members)
         self.form = form_of(self.work) if len(groups) == 1 else Form.MASK

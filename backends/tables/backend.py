@@ -55,7 +55,7 @@ class TablesBackend:
             return None
         if work.reads:
             return f"it lays tables out before a call, and the graph reads {inputs_read(work)}"
-        if not self._costs(work):
+        if not self.natural(work)[1]:
             size = f"{LARGE[-1]:,} x {LARGE[-1]:,}"
             return f"in tiles of {size} there would be more than {LIMITS.tiles:,}"
         return None
@@ -67,7 +67,7 @@ class TablesBackend:
             units = {"call": 1, "pair": work.n_q * len(row_keys(work)[0])}
             return seconds_for(weighed("torch", units, work.device, work.copies), work.device)
         if not self.stepped(work, work.device):
-            return min(self._costs(work).values())
+            return self.natural(work)[0]
         # nothing is known before the inputs are; the kernel compares again for every sample
         return reading_seconds(work) if work.reads else _stepped_seconds(work)
 
@@ -106,27 +106,22 @@ class TablesBackend:
             return False
         if work.reads or not work.changes.bends:
             return True
-        return _stepped_seconds(work) <= min(self._costs(work).values(), default=inf)
+        return _stepped_seconds(work) <= self.natural(work)[0]
 
-    def tile(self, work: Work) -> int:
-        """The tile size of one step in natural order that costs least."""
-        costs = self._costs(work)
-        return min(costs, key=costs.__getitem__)
-
-    def _costs(self, work: Work) -> dict[int, float]:
-        """The seconds in natural order in tiles of every size that does not make too many."""
-        costs = {}
+    def natural(self, work: Work) -> tuple[float, int]:
+        """The seconds in natural order in tiles of the size that costs least, and that size;
+        infinity and 0 where every size makes too many."""
+        best = inf, 0
         for tile in (*TILES, *LARGE):
             tiles = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))).tiles
             if tiles <= LIMITS.tiles:
-                costs[tile] = seconds_for(self.amounts(work, tile), work.device)
+                best = min(best, (seconds_for(self.amounts(work, tile), work.device), tile))
                 if tile >= TILES[-1]:
                     break
-        return costs
+        return best
 
-    def amounts(self, work: Work, tile: int | None = None) -> Amounts:
-        """What the work takes in natural order in tiles of a size, by default the cheapest."""
-        tile = self.tile(work) if tile is None else tile
+    def amounts(self, work: Work, tile: int) -> Amounts:
+        """What the work takes in natural order in tiles of a size."""
         tiling = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
         full, undecided = tiling.area
         pairs = min(full + undecided, work.n_q * work.n_k)
@@ -144,7 +139,7 @@ class TablesBackend:
         if work.decodes:
             return (f"{len(row_keys(work)[0]):,} of {work.n_k:,} keys",)
         if not self.stepped(work, work.device):
-            size = self.tile(work)
+            size = self.natural(work)[1]
             return (f"natural order, tiles {size} x {size}",)
         if work.reads:
             return ("as the inputs of a call decide",)
@@ -165,7 +160,7 @@ class TablesBackend:
         if work.decodes:
             return RowsKernel(work, heads, device)
         if not self.stepped(work, device.type):
-            tables = natural_tables(work.relation, work.n_q, work.n_k, self.tile(work))
+            tables = natural_tables(work.relation, work.n_q, work.n_k, self.natural(work)[1])
             return ComposedTables(work, heads, device, tables)
         if work.reads:
             return ReadingKernel(work, heads, device, dense_seconds(work))

@@ -455,11 +455,7 @@ def test_specs_plans_and_reports_in_notebooks() -> None:
     assert (str(spec), repr(spec)) == (spec.source, "<Spec a, r=3>")
     plan = spec.plan(100)
     root = ElementTree.fromstring(plan._repr_html_())
-    rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")][1:]
-    for row, (layers, heads, backend, said) in zip(plan.rows(), rows, strict=True):
-        assert (row.layers, row.heads, row.backend) == (layers, heads, backend)
-        assert said.startswith(row.said)
-        assert row.said in str(plan)
+    assert "".join(root.itertext()) == str(plan)
     assert "<table" in spec.analyse(100)._repr_html_()
     marked = np.arange(16) == 3
     spec = spec_of("input x: tokens attend global(x) | self")

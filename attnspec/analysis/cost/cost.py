@@ -297,7 +297,7 @@ def _tables(work: Work, heads: int, size: int) -> _Amounts:
 def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.tables.backend import TablesBackend
 
-    tile = TablesBackend().tile(work)
+    tile = TablesBackend().natural(work)[1]
     tiling = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
     tiles = round(tiling.tiles)
     pairs = min(tiles * tile * tile, work.n_q * work.n_k)
