@@ -47,10 +47,10 @@ class EdgesKernel(ByKeyHead):
 
     def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         products = self._products(q, v)
-        plain = self.work.plain and not call.dropout_p
-        if products is not None and plain and unseen(q, k, v):
+        plain = self.work.plain and not call.dropout_p and unseen(q, k, v)
+        if products is not None and plain:
             return self.by_head(q, k, v, call, products)
-        return self.composed(q, k, v, call, plain)[0]
+        return self.composed(q, k, v, call)[0]
 
     def _products(self, q: Tensor, v: Tensor) -> EdgeProducts | None:
         """The products on edges where they can be taken."""
@@ -89,11 +89,8 @@ class EdgesKernel(ByKeyHead):
                     out[at] = products.to_queries(weights, values)
         return out
 
-    def composed(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, softmax: bool = False
-    ) -> Outputs:
-        """From the scores of all heads and edges; with `softmax` weights are torch's, which train
-        faster and have no log-sum-exps."""
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
+        """From the scores of all heads and edges."""
         products = self._products(q, v)
         if products is None:
             return self.blocks.composed(q, k, v, call)
@@ -105,11 +102,7 @@ class EdgesKernel(ByKeyHead):
         for piece, part in zip(self.pieces, parts, strict=True):
             part = torch.unflatten(part, -1, tuple(piece.keys.shape))
             blocks = self.blocks.blocks(piece, call)
-            part, lse = part.unsqueeze(-2), None
-            if softmax:
-                mine = _softmax(part, blocks.mask)
-            else:
-                mine, lse = self.blocks.formula.weights(part, blocks, call)
+            mine, lse = self.blocks.formula.weights(part.unsqueeze(-2), blocks, call)
             if lse is not None:
                 sums.append(lse[..., None])
             weights.append(mine.flatten(3))
@@ -120,14 +113,6 @@ class EdgesKernel(ByKeyHead):
             if self.work.normalize == "softmax1":
                 out, lse = with_zero((out, lse))
         return out.to(kept), lse
-
-
-def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """The weights of scores [..., width] where the mask is true; 0 in rows of none."""
-    if mask is None:
-        return torch.softmax(scores, -1)
-    # rows whose keys are all dropped become NaN, as do gradients, which the masks make 0
-    return torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).masked_fill(~mask, 0.0)
 
 
 def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:

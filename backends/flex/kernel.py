@@ -94,10 +94,6 @@ class FlexKernel(ByTables):
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
         heads = number_on(q.device, keys, "keys"), number_on(q.device, parts[0].shape[1], "repeat")
         changes = self._changes(call, len(q))
-        # both sides are whole blocks, which of lengths that change torch does not know;
-        # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
-        # row reads, as many as a tile of its kernel has
-        options = () if q.is_cpu else ("IS_DIVISIBLE",)
         more = self.work.changes
         kind = Kind(
             scale,
@@ -106,7 +102,6 @@ class FlexKernel(ByTables):
             padded=call.padding is not None,
             own=any(step.tiles.looks for step in self.steps),
             lse=self.finds_lse,
-            options=options,
             bounded=bool(more.tables or more.pairs) and not more.everywhere,
         )
         if several:
