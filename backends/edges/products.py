@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
 from torch import Tensor
 
 from attnspec.backends.common.composed import filled
@@ -44,11 +45,10 @@ class EdgeProducts:
     def _by_key(self) -> tuple[Tensor, Tensor, Tensor]:
         """The edges by key, int32: where keys start [n_k + 1], and each edge's query and place."""
         place = np.flatnonzero(self._edges).astype(np.int32)
-        # places go up inside a key because the sort is stable
-        order = place[np.argsort(self._keys[place], kind="stable")]
-        starts = np.searchsorted(self._keys[order], np.arange(self.n_k + 1)).astype(np.int32)
-        queries = np.repeat(self._queries, self._widths)[order].astype(np.int32)
-        return torch.from_numpy(starts), torch.from_numpy(queries), torch.from_numpy(order)
+        queries = np.repeat(self._queries, self._widths)[place]
+        table = coo_array((place, (queries, self._keys[place])), (self.n_q, self.n_k)).tocsc()
+        starts, rows, places = table.indptr, table.indices, table.data
+        return torch.from_numpy(starts), torch.from_numpy(rows), torch.from_numpy(places)
 
     def scores(self, a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
         """Fills `out` [places] with scale a . b of every place: a [n_q, d], b [n_k, d]."""

@@ -110,13 +110,13 @@ def step_of(tiles: StepTiles, device: torch.device) -> Step:
     """The step of tiles; lists are made of them where they are."""
     layout = tiles.layout
     lengths = np.diff(layout.starts), np.bincount(layout.keys)
-    longest = tuple(int(x.max(initial=0)) for x in lengths)
+    rows, columns = (int(x.max(initial=0)) for x in lengths)
     masks = tiles.static._replace(bits=tiles.static.bits.to(device))
     q, k = (
         side_of(places[None], axis.first, device)
         for places, axis in zip(tiles.places, (layout.q, layout.k), strict=True)
     )
-    return Step(q, k, [x[None] for x in tiles.entries], masks, longest)
+    return Step(q, k, [x[None] for x in tiles.entries], masks, (rows, columns))
 
 
 def side_of(places: Tensor, first: int, device: torch.device) -> Side:
