@@ -40,16 +40,16 @@ class Axis:
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """The position of every place of every tile, int64 [count * size]; -1 beyond short ones."""
+        """The position of every place of every tile, int64 [count, size]; -1 beyond short ones."""
         if isinstance(self.side, Listed):
             positions = np.full(self.count * self.size, -1, np.int64)
             chosen = _listed_in(self.side, self.first, self.last)
             positions[: len(chosen)] = chosen
-            return positions
+            return positions.reshape(-1, self.size)
         if isinstance(self.tiles, Boxes):
             return _cells_of(self.tiles, self.first, self.last, self.size)
         at = self.tiles.start[:, None] + np.arange(self.size) * self.tiles.step
-        return np.where(at < self.tiles.stop[:, None], at, -1).ravel()
+        return np.where(at < self.tiles.stop[:, None], at, -1)
 
     def ranked(self, index: np.ndarray) -> np.ndarray:
         """Numbers in whose order tiles are read: tiles of boxes line by line, so that a pattern
@@ -126,7 +126,7 @@ def _interleaved(places: np.ndarray, doubled: int) -> np.ndarray:
 
 
 def _cells_of(boxes: Boxes, first: int, last: int, size: int) -> np.ndarray:
-    """The positions of every box, those that there are first: int64 [boxes * size]."""
+    """The positions of every box, those that there are first: int64 [boxes, size]."""
     found = np.full((len(boxes.start), size), -1, np.int64)
     shapes = np.stack(boxes.shape)
     for shape in np.unique(shapes, axis=1).T:
@@ -137,4 +137,4 @@ def _cells_of(boxes: Boxes, first: int, last: int, size: int) -> np.ndarray:
     missing = (found < first) | (found >= last)
     found[missing] = -1
     order = np.argsort(missing, axis=1, kind="stable")
-    return np.take_along_axis(found, order, axis=1).ravel()
+    return np.take_along_axis(found, order, axis=1)

@@ -67,7 +67,7 @@ def tables_of(
 
 def _rows(side: Axis) -> np.ndarray:
     """The rows of each tile of a side, int [tiles, size], -1 for none."""
-    return np.where(side.positions < 0, -1, side.positions - side.first).reshape(-1, side.size)
+    return np.where(side.positions < 0, -1, side.positions - side.first)
 
 
 def _strips(layout: StepLayout) -> list[Strip]:
@@ -119,9 +119,6 @@ def _tall(layout: StepLayout, rows: np.ndarray) -> Strip:
 
 def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
     """Tiles with equal columns [m, wide] as blocks of equal height: indices [blocks, tall]."""
-    if len(columns) == 1:
-        yield np.zeros((1, 1), np.int64)
-        return
     group = equal(columns.T)[1]
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)

@@ -36,6 +36,11 @@ class StepLayout:
     kinds: np.ndarray
     masks: np.ndarray
 
+    @property
+    def rows(self) -> np.ndarray:
+        """The query tile of each entry."""
+        return np.repeat(np.arange(self.q.count), np.diff(self.starts))
+
     def chosen(self, entries: np.ndarray) -> StepLayout:
         """The same of some entries, bool."""
         starts = np.concatenate([[0], np.cumsum(entries)])[self.starts]
@@ -49,7 +54,7 @@ def step_layout(tiling: Tiling) -> StepLayout:
     """The tiles of a step, every one of them decided; raises TooFine where they are too many."""
     (q, k), ((q_full, k_full), (rows, columns)) = tiling.axes, classify(tiling)
     # where there are too few keys a mask leaves out the places behind them
-    short = k.positions.reshape(-1, k.size)[k_full, -1] < 0
+    short = k.positions[k_full, -1] < 0
     rows, columns = np.append(rows, q_full[short]), np.append(columns, k_full[short])
     q_full, k_full = q_full[~short], k_full[~short]
     first, phase = _same_masks(tiling, rows, columns)
@@ -71,7 +76,7 @@ def _examined(
     distinct masks, bool [m, q.size, k.size], in the order of their first appearance."""
     numbers: dict[bytes, int] = {}
     pairs = prod(tiling.sizes)
-    q_at, k_at = (side.positions.reshape(-1, side.size) for side in tiling.axes)
+    q_at, k_at = (side.positions for side in tiling.axes)
     kinds = np.full(len(rows), EMPTY_TILE)
     step = max(1, LIMITS.pairs_at_once // pairs)
     for low in range(0, len(rows), step):

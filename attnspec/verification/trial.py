@@ -344,8 +344,6 @@ class Trial:
                     _require_affordable(work, name, 0.0)
             # those that are made already: a kernel may make others where its own cannot go
             held = getattr(kernel, "__dict__", {}).get("tables")
-            # of edges the layout has them
-            held = held or getattr(getattr(kernel, "layout", None), "tables", None)
             if work.mechanism is None:
                 resolved = replace(resolved, reads=work.reads)
             learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)

@@ -33,7 +33,7 @@ class DeviceBatch:
         def brought(x: np.ndarray) -> Tensor:
             return torch.from_numpy(x).to(device)
 
-        self.queries, self.keys = brought(_filled(batch.q)), brought(_filled(batch.k))
+        self.queries, self.keys = brought(filled(batch.q)), brought(filled(batch.k))
         (self.blocks, self.height), self.width = batch.q.shape, batch.k.shape[1]
         mask, self.tiled = batch.mask, None
         self.differ = isinstance(mask, Tiled)
@@ -84,7 +84,7 @@ def _of(x: Tensor, axis: int, index: Tensor) -> Tensor:
     return torch.unflatten(rows, axis, tuple(index.shape))
 
 
-def _filled(rows: np.ndarray) -> np.ndarray:
+def filled(rows: np.ndarray) -> np.ndarray:
     """Rows int [G, h] with one in each place: nothing is read that its block does not read anyway,
     as long as that reads something."""
     real = rows >= 0

@@ -53,7 +53,7 @@ class EdgesBackend:
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.edges.kernel import EdgesKernel
-        from attnspec.layout.edge_list import edge_layout
+        from attnspec.layout.edge_list import edge_tables
 
-        layout = edge_layout(work.relation, work.n_q, work.n_k)
-        return EdgesKernel(work, heads, device, layout)
+        tables = edge_tables(work.relation, work.n_q, work.n_k)
+        return EdgesKernel(work, heads, device, tables)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,43 +20,41 @@ from attnspec.backends.common.merging import Outputs, with_zero
 from attnspec.backends.common.score_formula import HALF, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
 from attnspec.backends.edges.products import EdgeProducts, product
-from attnspec.layout.edge_list import EdgeLayout
+from attnspec.layout.tables import Tables
 from attnspec.lower.work import Call, Work
 
 
 class EdgesKernel(ByKeyHead):
-    """Attention over the edges of a layout."""
+    """Attention over tables of edges."""
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, layout: EdgeLayout
+        self, work: Work, heads: tuple[int, ...], device: torch.device, tables: Tables[np.ndarray]
     ) -> None:
-        self.work, self.heads, self.device, self.layout = work, heads, device, layout
-        self.products = EdgeProducts(layout) if device.type == "cpu" else None
+        self.work, self.heads, self.device, self.tables = work, heads, device, tables
+        on_edges = device.type == "cpu" and tables.batches
+        self.products = EdgeProducts(tables) if on_edges else None
 
     @cached_property
-    def tables(self) -> ComposedTables:
-        """The same attention over the tables of the layout."""
-        return apart(lambda: ComposedTables(self.work, self.heads, self.device, self.layout.tables))
+    def blocks(self) -> ComposedTables:
+        """The same attention with each query as a block."""
+        return apart(lambda: ComposedTables(self.work, self.heads, self.device, self.tables))
 
     @cached_property
-    def groups(self) -> list[tuple[slice, Piece]]:
-        """Where the places of queries of equal width stand, and these queries, each a block."""
-        batches = [batch for step in self.tables.steps for batch in step.batches]
-        return [
-            (self.layout.slice_of(rows), Piece(batch, slice(0, batch.blocks), slice(0, 1)))
-            for rows, batch in zip(self.layout.rows, batches, strict=True)
-        ]
+    def pieces(self) -> list[Piece]:
+        """The queries of equal width, whose places follow those of the pieces before."""
+        (step,) = self.blocks.steps
+        return [Piece(batch, slice(0, batch.blocks), slice(0, 1)) for batch in step.batches]
 
     def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         products = self._products(q, v)
-        plain = self.work.plain and not call.dropout_p
-        if products is not None and plain and unseen(q, k, v):
+        plain = self.work.plain and not call.dropout_p and unseen(q, k, v)
+        if products is not None and plain:
             return self.by_head(q, k, v, call, products)
-        return self.composed(q, k, v, call, plain)[0]
+        return self.composed(q, k, v, call)[0]
 
     def _products(self, q: Tensor, v: Tensor) -> EdgeProducts | None:
         """The products on edges where they can be taken."""
-        some = 0 not in (len(q), q.shape[-1], v.shape[-1]) and self.layout.rows
+        some = 0 not in (len(q), q.shape[-1], v.shape[-1])
         return self.products if some and not is_transformed() else None
 
     def by_head(
@@ -67,19 +66,20 @@ class EdgesKernel(ByKeyHead):
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         scores, weights = (q.new_empty(products.places, dtype=wide) for _ in range(2))
         groups = []
-        for places, piece in self.groups:
-            shape, mask = piece.keys.shape, self.tables.blocks(piece, call).mask
+        sizes = [piece.keys.numel() for piece in self.pieces]
+        parts = *(torch.split(x, sizes) for x in (scores, weights)), self.pieces
+        for part, share, piece in zip(*parts, strict=True):
+            shape, mask = piece.keys.shape, self.blocks.blocks(piece, call).mask
             # which places are not edges, or are padded, of every sample
             drop = None if mask is None else (~mask[..., 0, :]).expand(len(q), 1, 1, *shape)
-            groups.append((places, shape, drop))
+            groups.append((part.view(shape), share.view(shape), drop))
         for sample in range(q.shape[0]):
             for head in range(q.shape[1]):
                 keys, values = (_flat(x[sample, head], wide) for x in (k, v))
                 for index in range(q.shape[2]):
                     at = sample, head, index
                     products.scores(_flat(q[at], wide), keys, scores, scale)
-                    for places, shape, drop in groups:
-                        part, share = (x[places].view(shape) for x in (scores, weights))
+                    for part, share, drop in groups:
                         if drop is not None:
                             part.masked_fill_(drop[sample, 0, 0], -torch.inf)
                         torch.softmax(part, -1, out=share)
@@ -89,46 +89,30 @@ class EdgesKernel(ByKeyHead):
                     out[at] = products.to_queries(weights, values)
         return out
 
-    def composed(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, softmax: bool = False
-    ) -> Outputs:
-        """From the scores of all heads and edges; with `softmax` weights are torch's, which train
-        faster and have no log-sum-exps."""
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
+        """From the scores of all heads and edges."""
         products = self._products(q, v)
         if products is None:
-            return self.tables.composed(q, k, v, call)
+            return self.blocks.composed(q, k, v, call)
         kept = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
         scores = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
         weights, sums = [], []
-        sizes = [places.stop - places.start for places, _ in self.groups]
-        parts = torch.split(scores, sizes, -1)
-        for (_, piece), part in zip(self.groups, parts, strict=True):
+        parts = torch.split(scores, [piece.keys.numel() for piece in self.pieces], -1)
+        for piece, part in zip(self.pieces, parts, strict=True):
             part = torch.unflatten(part, -1, tuple(piece.keys.shape))
-            blocks = self.tables.blocks(piece, call)
-            part, lse = part.unsqueeze(-2), None
-            if softmax:
-                mine = _softmax(part, blocks.mask)
-            else:
-                mine, lse = self.tables.formula.weights(part, blocks, call)
+            blocks = self.blocks.blocks(piece, call)
+            mine, lse = self.blocks.formula.weights(part.unsqueeze(-2), blocks, call)
             if lse is not None:
                 sums.append(lse[..., None])
             weights.append(mine.flatten(3))
         joined = weights[0] if len(weights) == 1 else torch.cat(weights, -1)
         out, lse = product(products, joined, None, v), None
         if sums:
-            lse = self.tables.steps[0].ordered(sums, -torch.inf)[..., 0]
+            lse = self.blocks.steps[0].ordered(sums, -torch.inf)[..., 0]
             if self.work.normalize == "softmax1":
                 out, lse = with_zero((out, lse))
         return out.to(kept), lse
-
-
-def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """The weights of scores [..., width] where the mask is true; 0 in rows of none."""
-    if mask is None:
-        return torch.softmax(scores, -1)
-    # rows whose keys are all dropped become NaN, as do gradients, which the masks make 0
-    return torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).masked_fill(~mask, 0.0)
 
 
 def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,6 @@
 """The three products of attention on edges, and their derivatives, which are the same three.
 
-For rows a of the queries, rows b of the keys and a number w for each place of a layout:
+For rows a of the queries, rows b of the keys and a number w for each place of a key in tables:
 `scores` are the a . b of every place, `to_queries` sums w b for each query, and `to_keys` sums w a
 for each key. None of them takes memory for more than its result.
 """
@@ -12,21 +12,29 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
 from torch import Tensor
 
+from attnspec.backends.common.composed import filled
 from attnspec.backends.common.torch_modes import Function
-from attnspec.layout.edge_list import EdgeLayout
+from attnspec.layout.tables import Tables
 
 
 class EdgeProducts:
-    """The products over one layout on the CPU, in float32 or float64, for one head at a time."""
+    """The products over tables of edges on the CPU, float32 or float64, one head at a time."""
 
-    def __init__(self, layout: EdgeLayout) -> None:
-        self.layout = layout
-        self.places = len(layout.keys)
-        self.keys = torch.from_numpy(layout.keys)
-        self.offsets = torch.from_numpy(layout.offsets)
-        self.order = None if layout.order is None else torch.from_numpy(layout.order)
+    def __init__(self, tables: Tables[np.ndarray]) -> None:
+        batches, self.n_q, self.n_k = tables.batches, tables.n_q, tables.n_k
+        self._queries = np.concatenate([batch.q[:, 0] for batch in batches])
+        self._widths = np.concatenate([np.full(len(x.k), x.k.shape[1]) for x in batches])
+        self._edges = np.concatenate([batch.k.ravel() for batch in batches]) >= 0
+        # a place that is no edge has the key before it: nothing is read that the row does not read
+        self._keys = np.concatenate([filled(batch.k).ravel() for batch in batches])
+        self.places = len(self._keys)
+        offsets = np.concatenate([[0], np.cumsum(self._widths)]).astype(np.int32)
+        self.keys, self.offsets = torch.from_numpy(self._keys), torch.from_numpy(offsets)
+        natural = np.array_equal(self._queries, np.arange(self.n_q))
+        self.order = None if natural else torch.from_numpy(self._queries)
         with warnings.catch_warnings():
             # torch calls the format a beta, once in a process
             warnings.simplefilter("ignore")
@@ -35,8 +43,12 @@ class EdgeProducts:
 
     @cached_property
     def _by_key(self) -> tuple[Tensor, Tensor, Tensor]:
-        starts, queries, places = self.layout.by_key
-        return torch.from_numpy(starts), torch.from_numpy(queries), torch.from_numpy(places)
+        """The edges by key, int32: where keys start [n_k + 1], and each edge's query and place."""
+        place = np.flatnonzero(self._edges).astype(np.int32)
+        queries = np.repeat(self._queries, self._widths)[place]
+        table = coo_array((place, (queries, self._keys[place])), (self.n_q, self.n_k)).tocsc()
+        starts, rows, places = table.indptr, table.indices, table.data
+        return torch.from_numpy(starts), torch.from_numpy(rows), torch.from_numpy(places)
 
     def scores(self, a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
         """Fills `out` [places] with scale a . b of every place: a [n_q, d], b [n_k, d]."""
@@ -44,7 +56,7 @@ class EdgeProducts:
         out.zero_()
         if self.order is not None:
             a = a.index_select(0, self.order)
-        shape = self.layout.n_q, self.layout.n_k
+        shape = len(self.offsets) - 1, self.n_k
         into = torch.sparse_csr_tensor(self.offsets, self.keys, out, shape, device=out.device)
         torch.sparse.sampled_addmm(into, a, b.t(), beta=0.0, alpha=scale, out=into)
 
@@ -53,7 +65,7 @@ class EdgeProducts:
         out = _sums(self.offsets, self.keys, w, b)
         if self.order is None:
             return out
-        return torch.empty_like(out).index_copy_(0, self.order, out)
+        return out.new_zeros(self.n_q, out.shape[1]).index_copy_(0, self.order, out)
 
     def to_keys(self, w: Tensor, a: Tensor) -> Tensor:
         """Sums [n_k, d] of w [places] times a [n_q, d] over the queries of each key."""
@@ -87,13 +99,13 @@ class _Product(Function):
     @staticmethod
     def forward(ctx, products, w, a, b):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(w, a, b)
-        ctx.products, layout = products, products.layout
+        ctx.products = products
         if w is None:
             out = a.new_empty(*a.shape[:3], products.places)
         elif a is None:
-            out = b.new_empty(*w.shape[:3], layout.n_q, b.shape[-1])
+            out = b.new_empty(*w.shape[:3], products.n_q, b.shape[-1])
         else:
-            out = a.new_zeros(*a.shape[:2], layout.n_k, a.shape[-1])
+            out = a.new_zeros(*a.shape[:2], products.n_k, a.shape[-1])
         for index in np.ndindex(*(a if w is None else w).shape[:3]):
             group = index[:2]
             if w is None:

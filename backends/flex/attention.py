@@ -44,7 +44,7 @@ class Kind(NamedTuple):
     `changes` are what scores become, one after the other, without numbers, and `names` the symbols
     in them, each with a tuple of tensors in a call, `bounded` that what they read is differentiated
     at pairs alone; `padded` says that keys may be missing, `own` that each sample has masks of its
-    own; `options` is what is proved of the blocks.
+    own; `lse`, on GPUs, that log-sum-exps are asked for.
     """
 
     scale: float
@@ -53,7 +53,6 @@ class Kind(NamedTuple):
     padded: bool = False
     own: bool = False
     lse: bool = True
-    options: tuple[str, ...] = ()
     bounded: bool = False
 
 
@@ -153,7 +152,10 @@ def _compiled(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
-    options: dict[str, Any] = dict.fromkeys(kind.options, True)
+    # both sides are whole blocks, which of lengths that change torch does not know;
+    # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
+    # row reads, as many as a tile of its kernel has
+    options: dict[str, Any] = {"IS_DIVISIBLE": True} if kind.lse else {}
     if any(name.endswith((TABLE, PAIR)) for name in kind.names):
         # what is read of a table for every pair leaves no room for keys to be fetched ahead
         options["num_stages"] = 1

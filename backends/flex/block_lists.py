@@ -37,8 +37,7 @@ def visited(some: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
 def runs_of(layout: StepLayout) -> np.ndarray | None:
     """The runs of key places of each query place: the first and the end of one or two, int32
     [2 * runs, q blocks * 128]; None where a query has more."""
-    rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
-    columns, kinds = layout.keys, layout.kinds
+    rows, columns, kinds = layout.rows, layout.keys, layout.kinds
     # FULL blocks that follow one another are one wide block
     full = (kinds == FULL_TILE) & (layout.k.size == BLOCK)
     follows = full[1:] & full[:-1] & (np.diff(rows) == 0) & (np.diff(columns) == 1)

@@ -24,7 +24,7 @@ from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import scale_of, widened
 from attnspec.backends.common.scores import ScoreFunction
-from attnspec.backends.flex.attention import Blocks, Changes, Heads, Kind, attend, number_on
+from attnspec.backends.flex.attention import Blocks, Kind, attend, number_on
 from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.flex.tiles import StepTiles, rows_of
@@ -96,10 +96,6 @@ class FlexKernel(ByTables):
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
         heads = number_on(q.device, keys, "keys"), number_on(q.device, parts[0].shape[1], "repeat")
         changes = self._changes(call, len(q))
-        # both sides are whole blocks, which of lengths that change torch does not know;
-        # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
-        # row reads, as many as a tile of its kernel has
-        options = () if q.is_cpu else ("IS_DIVISIBLE",)
         more = self.work.changes
         kind = Kind(
             scale,
@@ -108,7 +104,6 @@ class FlexKernel(ByTables):
             padded=call.padding is not None,
             own=any(step.tiles.looks for step in self.steps),
             lse=self.finds_lse,
-            options=options,
             bounded=bool(more.tables or more.pairs) and not more.everywhere,
         )
         if several:
@@ -116,10 +111,12 @@ class FlexKernel(ByTables):
             parts = [widened(x) for x in parts]
         results = []
         for step in self.steps:
-            rows = [x.to(q.dtype) for x in parts]
+            sides = zip((step.q, step.k, step.k), parts, strict=True)
+            rows = [side.ordered(x.to(q.dtype)) for side, x in sides]
             blocks = step.blocks(call, len(q))
-            out, lse = step(kind, rows, blocks, heads, tuple(changes.values()))
+            out, lse = attend(kind, rows, blocks, heads, tuple(changes.values()))
             lse = out.new_zeros(out.shape[:-1]) if lse is None else lse
+            out, lse = step.q.natural(out, 0.0), step.q.natural(lse, -torch.inf)
             # half types would be rounded after every step
             results.append((out.to(lse.dtype) if several else out, lse))
         out, lse = reduce(merged, results)
@@ -170,20 +167,6 @@ class FlexStep:
         # no views, of which torch compiles anew for other tensors behind them
         self.runs = () if runs is None else tuple(torch.tensor(x, device=device) for x in runs)
         self.last: Remembered[Blocks] = Remembered()
-
-    def __call__(
-        self,
-        kind: Kind,
-        parts: Sequence[Tensor],
-        blocks: Blocks,
-        heads: Heads,
-        changes: Changes,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
-        log-sum-exps [b, R, n_q] if the kind asks."""
-        ordered = [side.ordered(x) for side, x in zip((self.q, self.k, self.k), parts, strict=True)]
-        out, lse = attend(kind, ordered, blocks, heads, changes)
-        return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
 
     def blocks(self, call: Call, samples: int) -> Blocks:
         """What a call leaves of the step, of all samples alike where there are no inputs and no

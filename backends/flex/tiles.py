@@ -22,7 +22,6 @@ from attnspec.backends.common.labels import Part, labels_of, reading_of
 from attnspec.backends.common.masks import with_data
 from attnspec.graphs.operators import Intersection
 from attnspec.graphs.relation import Relation
-from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
 from attnspec.layout.tables import EMPTY_TILE
 from attnspec.layout.tile_layout import StepLayout
@@ -65,10 +64,12 @@ class StepTiles:
         self.layout = layout = band.layout
         self.sizes = layout.q.size, layout.k.size
         self.shape = shape or self.sizes
-        rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
-        self.entries = [self._brought(x) for x in (rows, layout.keys)]
-        self.places = [self._brought(rows_of(x)) for x in (layout.q, layout.k)]
-        numbers, bits = self._static(layout, layout.kinds)
+        self.entries = [self._brought(x) for x in (layout.rows, layout.keys)]
+        self.places = [self._brought(x.positions) for x in (layout.q, layout.k)]
+        numbers, (tall, wide) = self._numbers(layout), self.shape
+        room = (0, 0), (0, tall - layout.q.size), (0, wide + -wide % 32 - layout.k.size)
+        words = np.packbits(np.pad(masks_of(layout), room), axis=2, bitorder="little").view("<i4")
+        bits = self._brought(words.ravel(), np.int32)
         # a tile may have fewer keys than there is room for
         self.fills = layout.k.size == self.shape[1]
         full = numbers[None] == (WHOLE if self.fills else -1)
@@ -109,9 +110,11 @@ class StepTiles:
             replace(self.band, relation=Intersection((self.band.relation, part))).layout
             for part in reading.parts
         )
-        self.parts = [self._static(mine, kinds_in(mine, self.layout)) for mine in layouts]
         # the step is one part more
-        self.parts.append((self.static.numbers[0], self.static.bits))
+        self.parts = [
+            (self._numbers(each), self._brought(masks_of(each), np.bool_))
+            for each in (*layouts, self.layout)
+        ]
         self.condition = Intersection((Part(len(reading.parts)), reading.condition))
 
     def _examined(self, data: Mapping[str, Tensor], batch: int) -> Masks:
@@ -137,52 +140,29 @@ class StepTiles:
         q = self.places[0][self.entries[0][part]][:, :, None]
         k = self.places[1][self.entries[1][part]][:, None, :]
         real = (q >= 0) & (k >= 0)
-        parts = {Part(x): self._unpacked(static, part) for x, static in enumerate(self.parts)}
+        parts = {Part(x): masks[kinds[part]] for x, (kinds, masks) in enumerate(self.parts)}
         held = with_data(self.condition, {**data, **parts})
         mask = real & held.holds(q.clamp(min=0), k.clamp(min=0), self.n)
         return mask.expand(batch, *real.shape), q >= 0
 
-    # --- what is static ------------------------------------------------------------------------
-
-    def _static(self, layout: StepLayout, kinds: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The number of the mask of each tile of these kinds in a layout, int64 [tiles], and masks
-        as bits int32."""
-        masks = np.zeros((2 + len(layout.masks), *self.shape), bool)
-        masks[WHOLE, : self.sizes[0], : self.sizes[1]] = True
-        masks[2:, : self.sizes[0], : self.sizes[1]] = layout.masks
-        padding = (0, 0), (0, 0), (0, -self.shape[1] % 32)
-        words = np.packbits(np.pad(masks, padding), axis=2, bitorder="little").view("<i4")
-        return self._brought(kinds - EMPTY_TILE), self._brought(words.ravel(), np.int32)
-
-    def _unpacked(self, static: tuple[Tensor, Tensor], part: slice) -> Tensor:
-        """Static pairs in some tiles, bool [tiles, height, width]."""
-        numbers, bits = static
-        words = bits.view(-1, self.shape[0], -(-self.shape[1] // 32))[numbers[part]]
-        places = torch.arange(32, dtype=torch.int32, device=words.device)
-        mask = ((words[..., None] >> places) & 1).flatten(2) != 0
-        return mask[:, : self.sizes[0], : self.sizes[1]]
+    def _numbers(self, layout: StepLayout) -> Tensor:
+        """The numbers of the masks that a layout in the same grid has in the tiles, int64 [tiles],
+        EMPTY in those that it has not."""
+        mine, wanted = (x.rows * x.k.count + x.keys for x in (layout, self.layout))
+        kinds = np.full(len(wanted), EMPTY_TILE)
+        _, at, into = np.intersect1d(mine, wanted, assume_unique=True, return_indices=True)
+        kinds[into] = layout.kinds[at]
+        return self._brought(kinds - EMPTY_TILE)
 
     def _brought(self, x: np.ndarray, kind: type[np.generic] = np.int64) -> Tensor:
         """An array on the device."""
         return torch.from_numpy(x.astype(kind)).to(self.device)
 
 
-def rows_of(side: Axis) -> np.ndarray:
-    """The positions of the tiles of a side, int64 [tiles, size], -1 for none."""
-    return np.asarray(side.positions.reshape(-1, side.size).astype(np.int64))
-
-
-def kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:
-    """What a layout says of the tiles of another in the same grid: FULL_TILE, the number of a mask,
-    or EMPTY_TILE for a tile that it has not."""
-    mine, wanted = (
-        np.repeat(np.arange(x.q.count), np.diff(x.starts)) * x.k.count + x.keys
-        for x in (layout, grid)
-    )
-    kinds = np.full(len(wanted), EMPTY_TILE)
-    _, at, into = np.intersect1d(mine, wanted, assume_unique=True, return_indices=True)
-    kinds[into] = layout.kinds[at]
-    return kinds
+def masks_of(layout: StepLayout) -> np.ndarray:
+    """The masks of a layout, those of EMPTY and WHOLE before them, bool [masks, height, width]."""
+    size = layout.q.size, layout.k.size
+    return np.concatenate([np.zeros((1, *size), bool), np.ones((1, *size), bool), layout.masks])
 
 
 def packed(held: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from attnspec.backends.tables.decided import DecidedTables
 from attnspec.backends.triton.attention import Launches
 from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import Launching, TritonKernel
-from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step, side_of
+from attnspec.backends.triton.tables import Step, side_of
 from attnspec.backends.triton.tuning import LEAST
 from attnspec.lower.work import Call
 
@@ -87,16 +87,11 @@ def placed_step(placed: Placed) -> Step:
     queries = torch.arange(rows, device=lists.device).repeat_interleave(width)
     masked = lists < -1 if placed.masked is None else placed.masked
     numbers, bits = _masks(placed, masked)
-    total, count = rows * width, placed.k.places.shape[2]
-    # how many entries of key tiles there are is not asked of the device
-    most = max(SHORTEST, LONGEST * (total // max(1, count)))
-    cuts = (
-        Cut(max(1, width), rows, 0),
-        Cut(most, count + total // most, 2 * (total // most)),
-    )
     masks = Masks(numbers.flatten(1), (lists >= 0).flatten(1), (~masked).flatten(1), bits)
     tiles = queries[None], lists.clamp(min=0).flatten(1)
-    return Step(_side(placed, placed.q), _side(placed, placed.k), tiles, masks, cuts)
+    return Step(
+        _side(placed, placed.q), _side(placed, placed.k), tiles, masks, (width, rows * width)
+    )
 
 
 def _masks(placed: Placed, masked: Tensor) -> tuple[Tensor, Tensor]:

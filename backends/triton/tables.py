@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from attnspec.backends.flex.tiles import Masks, StepTiles
 from attnspec.backends.triton.blocks import Lists, Side
 
 LONGEST = 4
-"""Times the length of the median list that a list is at most, before it is cut."""
+"""Times the length of the mean list that a list is at most, before it is cut."""
 
 SHORTEST = 16
 """Entries that a list may have in any case before it is cut."""
@@ -30,25 +29,16 @@ Programs = tuple[Lists, Lists, int]
 there are."""
 
 
-class Cut(NamedTuple):
-    """How lists of a direction are cut: into programs of `most` entries, so many programs at most,
-    and so many slots for what the programs of cut lists find."""
-
-    most: int
-    programs: int
-    slots: int
-
-
 @dataclass(frozen=True, eq=False)
 class Step:
     """The tiles of a step: query tiles and key tiles int64 [B or 1, tiles], what holds in them, and
-    how the lists of both directions are cut."""
+    how long a list of each direction is at most."""
 
     q: Side
     k: Side
     tiles: Sequence[Tensor]
     masks: Masks
-    cuts: tuple[Cut, Cut]
+    longest: tuple[int, int]
 
     @cached_property
     def rows(self) -> Programs:
@@ -61,8 +51,11 @@ class Step:
         return self._lists(1)
 
     def _lists(self, side: int) -> Programs:
-        rows, masks, cut = (self.q, self.k)[side].rows, self.masks, self.cuts[side]
+        rows, masks, total = (self.q, self.k)[side].rows, self.masks, self.tiles[0].shape[1]
         count, device = rows.shape[1], rows.device
+        most = max(SHORTEST, LONGEST * (total // max(1, count)))
+        # how many more programs there may be is not asked of the device
+        more = total // most if self.longest[side] > most else 0
         # those with masks behind the others of their tile
         code = torch.where(masks.some, 2 * self.tiles[side] + (~masks.full).long(), 2 * count)
         code, order = torch.sort(code, dim=1, stable=True)
@@ -70,31 +63,33 @@ class Step:
             x.expand(order.shape).gather(1, order).to(device, torch.int32)
             for x in (self.tiles[1 - side], masks.numbers)
         )
+        *lists, slots = _programs(code, count, most, more)
         programs, spans = (
             Lists(x.to(device, torch.int32), tiles, kinds, x.shape[1], x[0].numel() * (len(x) > 1))
-            for x in _programs(code, count, cut)
+            for x in lists
         )
-        return programs, spans, cut.slots + 1 if cut.slots else 0
+        return programs, spans, slots + 1 if slots else 0
 
 
-def _programs(code: Tensor, count: int, cut: Cut) -> tuple[Tensor, Tensor]:
-    """The programs and the spans of lists of so many tiles, as `Lists` has them, by the sorted
-    codes of their entries [B, entries], twice the tile, and 1 more with a mask."""
+def _programs(code: Tensor, count: int, most: int, more: int) -> tuple[Tensor, Tensor, int]:
+    """The programs of at most so many entries and the spans of lists of so many tiles, as `Lists`
+    has them, by the sorted codes of their entries [B, entries], twice the tile, and 1 more with a
+    mask; and how many slots there are at most, for so many `more` programs than tiles."""
     batch, total = code.shape
     device = code.device
     wanted = 2 * torch.arange(count, device=device).repeat(batch, 1)
-    low, middle, high = (torch.searchsorted(code, wanted + more) for more in range(3))
-    parts = (high - low + cut.most - 1).div(cut.most, rounding_mode="floor").clamp(min=1)
+    low, middle, high = (torch.searchsorted(code, wanted + at) for at in range(3))
+    parts = (high - low + most - 1).div(most, rounding_mode="floor").clamp(min=1)
     last = parts.cumsum(1)
-    number = torch.arange(cut.programs, device=device).repeat(batch, 1)
+    number = torch.arange(count + more, device=device).repeat(batch, 1)
     tile = torch.searchsorted(last, number, right=True).clamp(max=count - 1)
     low_of, high_of, parts_of, last_of = (x.gather(1, tile) for x in (low, high, parts, last))
-    begin = (low_of + (number - last_of + parts_of) * cut.most).minimum(high_of)
-    end = (begin + cut.most).minimum(high_of)
+    begin = (low_of + (number - last_of + parts_of) * most).minimum(high_of)
+    end = (begin + most).minimum(high_of)
     # what is none has the slot behind those that something is taken of
     none = number >= last[:, -1:]
     several = (parts_of > 1) & ~none
-    slot = torch.where(several, several.cumsum(1) - 1, torch.where(none, cut.slots, -1))
+    slot = torch.where(several, several.cumsum(1) - 1, torch.where(none, 2 * more, -1))
     first = torch.arange(batch, device=device)[:, None] * total
     middle = middle.gather(1, tile).maximum(begin).minimum(end)
     work = torch.stack([tile, begin + first, middle + first, end + first, slot], 2)
@@ -107,27 +102,21 @@ def _programs(code: Tensor, count: int, cut: Cut) -> tuple[Tensor, Tensor]:
     if code.is_cpu and batch == 1:
         # the host knows what there is nothing to do for
         programs, spans = (x[x[..., 3] > x[..., 1]][None] for x in (programs, spans))
-    return programs, spans
+        return programs, spans, int(stop[0, -1])
+    return programs, spans, 2 * more
 
 
 def step_of(tiles: StepTiles, device: torch.device) -> Step:
     """The step of tiles; lists are made of them where they are."""
     layout = tiles.layout
-    lengths = np.diff(layout.starts), np.bincount(layout.keys, minlength=layout.k.count)
+    lengths = np.diff(layout.starts), np.bincount(layout.keys)
+    rows, columns = (int(x.max(initial=0)) for x in lengths)
     masks = tiles.static._replace(bits=tiles.static.bits.to(device))
     q, k = (
         side_of(places[None], axis.first, device)
         for places, axis in zip(tiles.places, (layout.q, layout.k), strict=True)
     )
-    return Step(q, k, [x[None] for x in tiles.entries], masks, (_cut(lengths[0]), _cut(lengths[1])))
-
-
-def _cut(lengths: np.ndarray) -> Cut:
-    """How lists are cut that have so many entries at most."""
-    some = lengths[lengths > 0]
-    most = max(SHORTEST, LONGEST * (int(np.median(some)) if len(some) else 0))
-    parts = np.maximum(1, -(-lengths // most))
-    return Cut(most, int(parts.sum()), int(parts[parts > 1].sum()))
+    return Step(q, k, [x[None] for x in tiles.entries], masks, (rows, columns))
 
 
 def side_of(places: Tensor, first: int, device: torch.device) -> Side:

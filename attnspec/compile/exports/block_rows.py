@@ -53,7 +53,8 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> B
     Raises TooMuch for more than `LIMITS.mask_bytes` of masks.
     """
     queries = n if m is None else m
-    rows, layout = tiles_of(relation, max(queries, n), size)
+    layout = tiles_of(relation, max(queries, n), size)
+    rows = layout.rows
     if len(rows) * size * size > LIMITS.mask_bytes:
         raise TooMuch(
             f"the masks of {len(rows):,} blocks of {size} x {size} are more than"
@@ -69,17 +70,18 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> B
     return BlockRows(n, size, indptr, layout.keys.astype(np.int32), mask, full, queries)
 
 
-def tiles_of(relation: Relation, n: int, size: int) -> tuple[np.ndarray, StepLayout]:
-    """The blocks of `size` queries and keys of n positions that hold a pair: their rows, and their
-    columns and masks. Raises TooMuch above `LIMITS.blocks_classified`."""
+def tiles_of(relation: Relation, n: int, size: int) -> StepLayout:
+    """The blocks of `size` queries and keys of n positions that hold a pair.
+
+    Raises TooMuch above `LIMITS.blocks_classified`.
+    """
     count = -(-n // size)
     try:
         if count * count > LIMITS.blocks_classified:
             raise TooFine
-        layout = step_layout(Tiling(relation, n, n, NATURAL, (size, size)))
+        return step_layout(Tiling(relation, n, n, NATURAL, (size, size)))
     except TooFine:
         raise TooMuch(
             f"at most {LIMITS.blocks_classified:,} blocks are computed, got {count:,} x {count:,}:"
             " take larger blocks"
         ) from None
-    return np.repeat(np.arange(count), np.diff(layout.starts)), layout

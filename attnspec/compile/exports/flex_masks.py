@@ -161,7 +161,8 @@ class FlexMask:
             raise ValueError("a BlockMask has one length: write `block_mask(n)`")
         sides = self._sides(length_of(length), self.m if m is None else m)
         both = np.zeros((2, *self._blocks(sides)), bool)
-        for sample, head, rows, layout in self._tiles(sides):
+        for sample, head, layout in self._tiles(sides):
+            rows = layout.rows
             # a short block is not FULL for those who look at all of its places
             full = (layout.kinds == FULL_TILE) & ((rows + 1) * BLOCK <= sides.length)
             both[full.astype(int), sample, head, rows, layout.keys] = True
@@ -184,7 +185,7 @@ class FlexMask:
         program, length = crossed(self.program, n, m)
         return program.crossing or Crossing(length, length)
 
-    def _tiles(self, sides: Crossing) -> Iterator[tuple[int, int, np.ndarray, StepLayout]]:
+    def _tiles(self, sides: Crossing) -> Iterator[tuple[int, int, StepLayout]]:
         """The blocks of each sample and head that hold a pair."""
         program = replace(self.program, crossing=sides) if self.program.cross else self.program
         for sample in range(self._blocks(sides)[0]):
@@ -192,7 +193,7 @@ class FlexMask:
             stack = Stack(program, arrays)
             for head in range(self.heads):
                 relation = stack.relation(sides.length, self.layer, head)
-                yield sample, head, *tiles_of(relation, sides.length, BLOCK)
+                yield sample, head, tiles_of(relation, sides.length, BLOCK)
 
     def _mod(self, sides: Crossing) -> Mod:
         batch, heads, down, along = self._blocks(sides)
@@ -203,9 +204,9 @@ class FlexMask:
         # no formula says the pairs: they are looked up, block by block
         masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
         numbers, count = np.zeros((batch, heads, down, along), np.int64), 2
-        for sample, head, rows, layout in self._tiles(sides):
+        for sample, head, layout in self._tiles(sides):
             kinds = np.where(layout.kinds == FULL_TILE, 1, count + layout.kinds)
-            numbers[sample, head, rows, layout.keys] = kinds
+            numbers[sample, head, layout.rows, layout.keys] = kinds
             masks.append(layout.masks)
             count += len(layout.masks)
         table = torch.from_numpy(np.concatenate(masks)).to(self.device)
