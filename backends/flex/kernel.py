@@ -27,7 +27,7 @@ from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.flex.attention import Blocks, Kind, attend, number_on
 from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
-from attnspec.backends.flex.tiles import StepTiles, rows_of
+from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.ir.scalars import PAIR, Apply, Scalar, Symbol
 from attnspec.ir.scores import TABLE, S
@@ -222,7 +222,7 @@ class Ordered:
 
     def __init__(self, side: Axis, first: int, count: int, device: torch.device) -> None:
         blocks = np.full((max(FEWEST, side.count), BLOCK), -1, np.int64)
-        blocks[: side.count, : side.size] = rows_of(side)
+        blocks[: side.count, : side.size] = side.positions
         positions = blocks.ravel()
         self.first, self.count, self.places = first, count, len(positions)
         present = positions >= 0
