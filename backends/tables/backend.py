@@ -120,8 +120,9 @@ class TablesBackend:
                     break
         return best
 
-    def amounts(self, work: Work, tile: int) -> Amounts:
-        """What the work takes in natural order in tiles of a size."""
+    def amounts(self, work: Work, tile: int | None = None) -> Amounts:
+        """What the work takes in natural order in tiles of a size, by default the cheapest."""
+        tile = tile or self.natural(work)[1]
         tiling = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
         full, undecided = tiling.area
         pairs = min(full + undecided, work.n_q * work.n_k)
