@@ -79,7 +79,7 @@ class MaskComparison:
         lines = [f"`{self.name}` and the mask at {at}, layer {self.layer}"]
         lines[0] += "; True in the mask = attends"
         if self.equal:
-            shared = sum(head.in_both for head in self.heads)
+            shared = sum(head.in_both or 0 for head in self.heads)
             return f"{lines[0]}\nthe same {shared:,} pairs"
         if self.turned:
             lines.append(
