@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from attnspec.check.verdicts import Verdict
     from attnspec.compile.exports.block_rows import BlockRows
     from attnspec.compile.exports.flex_masks import FlexMask
+    from attnspec.compile.mask_comparison import MaskComparison
     from attnspec.distributed.planning import DistributedPlan, Rates
     from attnspec.runtime.module import CompiledAttention
     from attnspec.show.differences import Difference
     from attnspec.show.picture import Picture
-    from attnspec.verification.given_masks import MaskComparison
 
 
 def load(
@@ -340,7 +340,7 @@ class Spec:
             return Difference(
                 difference.a, difference.b, difference.n, difference.compared, difference.notes
             )
-        from attnspec.verification.given_masks import compare_mask
+        from attnspec.compile.mask_comparison import compare_mask
 
         return compare_mask(self.program, inputs, other, n, layer, head, m)
 

@@ -26,7 +26,7 @@ from attnspec.ir.program import Program
 from attnspec.layout.steps import drawn_alike
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import SHIPPED, current, origin
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import layers_of
 from attnspec.lower.work import (
     ONE,
     Backend,
@@ -282,13 +282,8 @@ def plan(
     if n == 0:
         # nothing runs, but a grid has its own length
         extents_of(program, n)
-    groups: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
-    for layer in range(program.layers or 1):
-        with located(None):
-            works = () if empty else works_of(program, layer, heads, n, n)
-        for work, mine in works:
-            # layers that differ in their draws alone cost the same
-            groups.setdefault((replace(work, layer=0), mine), []).append(layer)
+    with located(None):
+        groups = {} if empty else layers_of(program, heads, n)
     steps = []
     for (work, mine), layers in groups.items():
         work = replace(work, copies=len(mine), device=kind)
@@ -398,7 +393,11 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
         devices = DEVICES[:1]
     check_backend(name)
     lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
-    works = [bound for n in lengths if (bound := _works(program, n))]
+    works = []
+    for n in lengths:
+        # the program may have no such length
+        with suppress(BindError):
+            works.append([work for work, _ in layers_of(program, program.heads or 1, n)])
     if name != AUTO and len(works) < min(2, len(lengths)):
         # one length says nothing of the others
         return
@@ -430,15 +429,3 @@ def _refusal(name: str, work: Work, device: str) -> str | None:
     except BackendError as error:
         return str(error)
     return None
-
-
-def _works(program: Program, n: int) -> list[Work]:
-    """What all layers and heads compute at n positions; nothing where the program has no such n."""
-    try:
-        return [
-            work
-            for layer in range(program.layers or 1)
-            for work, _ in works_of(program, layer, program.heads or 1, n, n)
-        ]
-    except BindError:
-        return []

@@ -33,7 +33,8 @@ from attnspec.elaborate import attention_names
 from attnspec.lower.lower import decided_leaves
 from attnspec.spec import Spec
 from attnspec.text.decoding import read_source
-from attnspec.verification import error_bound, sample_inputs
+from attnspec.verification.numbers import error_bound
+from attnspec.verification.samples import sample_inputs
 from benchmarks.cases import CASES, SHAPE_PATTERNS, SHAPES, Shape
 from benchmarks.masks import predicate
 from benchmarks.measuring import PACKAGES, Json, read, write

@@ -12,7 +12,7 @@ from zoo import ATTENTIONS, EXAMPLES, FILES
 import attnspec
 from attnspec.backends import BACKENDS
 from attnspec.limits import LIMITS
-from attnspec.verification import verify_each
+from attnspec.verification.verify import verify
 
 OFFERED = [each.name for each in BACKENDS if each.name not in ("flex", "triton")]
 
@@ -33,7 +33,7 @@ def test_every_backend_computes_what_the_oracle_does_not_know(path: Path, name: 
     """Two sequences."""
     program = small(path, name).program
     n = program.fixed_length or min(130, LIMITS.every_pair)
-    found = verify_each(program, n, ["auto", *OFFERED])
+    found = verify(program, n, ["auto", *OFFERED])
     assert found.ok, str(found)
     assert found.exhaustive == (n <= LIMITS.every_pair)
     # what refuses does so because of inputs, normalisers, the number of edges, or as no graph

@@ -33,7 +33,7 @@ from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import amounts_of, banded, natural_tables, stepped_tables
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, Calibration, Rates, RatesError, shipped, weighed
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import Binder
 from attnspec.lower.work import Backend, Call, Kernel, Work, refusal_of
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import first_line
@@ -231,7 +231,7 @@ def _program(body: str) -> Program:
 
 def _work_of(body: str, n: int) -> Work:
     """What one head of a program computes."""
-    ((work, _),) = works_of(_program(body), 0, 1, n, n)
+    ((work, _),) = Binder(_program(body)).works(0, 1, n, n)
     return work
 
 
@@ -267,7 +267,7 @@ def _title(name: str, text: str, work: Work) -> str:
 def _packed(n: int) -> Callable[[], object]:
     """Lays out packed documents of unequal lengths; a layout serves all heads."""
     program = _program("input ids: ids causal attend same(ids)")
-    ((work, _),) = works_of(program, 0, HEADS, n, n)
+    ((work, _),) = Binder(program).works(0, HEADS, n, n)
     ids = np.sqrt(np.arange(n) / 8).astype(np.int64)
 
     def run() -> object:

@@ -23,11 +23,11 @@ from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import Binder
 from attnspec.lower.work import Backend, BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.spec import Spec
-from attnspec.verification import sample_inputs
+from attnspec.verification.samples import sample_inputs
 
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k and v -> the output."""
@@ -81,7 +81,7 @@ class Problem:
         self.inputs = {
             name: x.expand(setting.batch, *x.shape).contiguous() for name, x in self.sample.items()
         }
-        self.works = works_of(program, setting.layer, setting.heads, n, n)
+        self.works = Binder(program).works(setting.layer, setting.heads, n, n)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,7 @@ from attnspec.text.diagnostics import AttnSpecError
 if TYPE_CHECKING:
     import torch
 
-    from attnspec.verification import Verification
+    from attnspec.verification.report import Verification
 
 DEFAULT_LENGTH = 512
 
@@ -131,7 +131,7 @@ def _verified(
         program = loaded.program
     n = length_of(program, length, DEFAULT_LENGTH)
     # it loads torch, which no help text and no error of the spec should wait for
-    from attnspec.verification import verify, verify_each
+    from attnspec.verification.verify import verify
 
     if 0 in (n, queries):
         name = "m" if n else "n"
@@ -141,9 +141,7 @@ def _verified(
         backends = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
         names = [*backends, *installed_names()]
     with fitting(), blamed(Stack(program), n):
-        if module is None:
-            return verify_each(program, n, names, queries)
-        return verify(program, n, module=module, m=queries)
+        return verify(program, n, names, module=module, m=queries)
 
 
 def emitted(path: str) -> tuple[Program, torch.nn.Module]:
@@ -181,7 +179,7 @@ def emitted(path: str) -> tuple[Program, torch.nn.Module]:
 
 def _standing_alone(module: ModuleType, shown: str) -> tuple[Program, torch.nn.Module]:
     """The same of a module that stands alone, whose docstring has the spec."""
-    from attnspec.verification import Alone
+    from attnspec.verification.alone import Alone
 
     text = module.__doc__ or ""
     _, _, behind = text.partition(SPEC)

@@ -27,15 +27,10 @@ from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
-from attnspec.verification import (
-    Alone,
-    Verification,
-    beyond,
-    mask_alone,
-    verify,
-    verify_each,
-)
+from attnspec.verification.alone import Alone, beyond, mask_alone
+from attnspec.verification.report import Verification
 from attnspec.verification.trial import Depth
+from attnspec.verification.verify import verify
 
 if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated
@@ -188,7 +183,7 @@ def _verified(spec: Elaborated, backend: str) -> str:
         backends, every = dict[str, None](), True
         for each in programs:
             try:
-                found = verify_each(each, length, names, depth=depth)
+                found = verify(each, length, names, depth=depth)
             except (BackendError, BindError, TooMuch) as error:
                 # what it does at this length it is not asked for
                 refused = str(error)

@@ -13,12 +13,11 @@ from torch import Tensor
 from attnspec.backends.planner import AUTO
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.forms.stability import bound_choice
-from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, decides
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import length_of
-from attnspec.ir.program import Program, leaves
+from attnspec.ir.program import Attend, Program, leaves
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.runtime.call_checks import PER_HEAD
@@ -44,17 +43,15 @@ def decided_pairs(
     if pair is not None and not (isinstance(pair, list | tuple) and len(pair) == 2):
         raise TypeError(f"tensors must be a pair (q, k), got {type(pair).__name__}")
     sides = [_of_one(name, x, n) for name, x in zip("qk", tensors or (), strict=False)]
-    graphs = [attend.graph for attend in program.attends if attend.mechanism is None]
-    decided = [graph for graph in graphs if graph is not None and decides(graph)]
+    decided = [attend.graph for attend in program.attends if _is_decided(attend)]
     if not decided or not n:
         return None
-    data = {name: torch.as_tensor(np.asarray(x))[None] for name, x in (inputs or {}).items()}
+    data = _batched(inputs or {})
     if any(x.shape[1:2] == (0,) for x in data.values()):
         return None
     if tensors is None:
-        chosen = [leaf for graph in decided for leaf in leaves(graph)]
-        chosen = [leaf for leaf in chosen if BY_NAME[leaf.pattern].data_dependent]
-        bound = [bound_choice(program, leaf, n) for leaf in chosen]
+        chosen = (leaf for graph in decided if graph for leaf in leaves(graph) if decides(leaf))
+        bound = (bound_choice(program, leaf, n) for leaf in chosen)
         if not all(one is not None and one.given_choice for one in bound):
             return None
         # no query and key decides anything
@@ -80,7 +77,7 @@ def sample_pairs(
         raise AttnSpecError(
             f"samples of choices are drawn up to n = {LIMITS.pairs_shown:,}, got {n:,}"
         )
-    data = {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
+    data = _batched(inputs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         q = torch.randn(1, heads, n, SIZE)
@@ -89,10 +86,7 @@ def sample_pairs(
                 data[entry.name] = drawn(entry, n, n)
     # neighbours are alike, as tokens are
     q = q + 0.5 * q.cumsum(2)
-    bare = tuple(
-        attend if attend.graph is None else replace(attend, mechanism=None)
-        for attend in program.attends
-    )
+    bare = tuple(replace(x, mechanism=None) if x.graph else x for x in program.attends)
     return _pairs(replace(program, attends=bare), layers, q, q, data)
 
 
@@ -106,13 +100,21 @@ def _pairs(
         module = CompiledAttention(plan_data(program, AUTO), q.shape[3]).eval()
     pairs: dict[tuple[int, int], Relation] = {}
     for layer in layers:
-        attends = [program.attend(layer, head) for head in range(q.shape[1])]
-        graphs = [None if one.mechanism is not None else one.graph for one in attends]
-        heads = [head for head, graph in enumerate(graphs) if graph is not None and decides(graph)]
+        heads = [x for x in range(q.shape[1]) if _is_decided(program.attend(layer, x))]
         if heads:
             masks = module.pairs(q, k, layer=layer, inputs=inputs or None)[0].numpy()
             pairs.update({(layer, head): WrittenPairs(masks[head]) for head in heads})
     return pairs
+
+
+def _is_decided(attend: Attend) -> bool:
+    """Whether tensors decide pairs of a graph that stands alone."""
+    return attend.mechanism is None and attend.graph is not None and decides(attend.graph)
+
+
+def _batched(inputs: Sample) -> dict[str, Tensor]:
+    """Inputs of a batch of one."""
+    return {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
 
 
 def _of_one(name: str, given: npt.ArrayLike, n: int) -> Tensor:

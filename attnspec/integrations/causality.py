@@ -16,7 +16,7 @@ from attnspec.graphs.stack import asks_for
 from attnspec.graphs.token_sets import Data
 from attnspec.integrations.model_advice import READS_BOTH_WAYS
 from attnspec.ir.program import Program, leaves
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import Binder
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -35,7 +35,7 @@ def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     for graph in graphs:
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
             return leaks(program, "its pairs are chosen in each call")
-    for work, _ in works_of(program, layer, heads, n_q, n):
+    for work, _ in Binder(program).works(layer, heads, n_q, n):
         if work.reads:
             return leaks(program, f"its pairs depend on the input `{work.reads[0]}`")
         for first, last in work.relation.chunks(n):

@@ -70,7 +70,7 @@ from attnspec.integrations.model_mask import (
 from attnspec.integrations.real_positions import RealRunning
 from attnspec.ir.program import Input, Leaf, Program, leaves
 from attnspec.ir.scalars import symbols
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import Binder
 from attnspec.model_check.wanted import documents
 from attnspec.runtime.call_checks import along_positions
 from attnspec.text.diagnostics import AttnSpecError
@@ -424,7 +424,7 @@ class ModelAttention:
             return
         windows = [
             None if work.mechanism is not None else look_back(work.relation)
-            for work, _ in works_of(self.program, layer, heads, mask.q_length, mask.end)
+            for work, _ in Binder(self.program).works(layer, heads, mask.q_length, mask.end)
         ]
         room = mask.q_offset - mask.kv_offset
         bounded = all(x is not None and not x.first and x.before <= room for x in windows)
@@ -710,7 +710,7 @@ class ModelAttention:
                     " traced program may get, and it reads n: leave `scale` out of the spec"
                 )
             n_q = n = self.program.fixed_length or _SHORT
-        works = works_of(self.program, layer, heads, n_q or n, n)
+        works = Binder(self.program).works(layer, heads, n_q or n, n)
         return tuple({work.scale: None for work, _ in works})
 
     @property

@@ -18,11 +18,11 @@ from operator import and_, or_
 import numpy as np
 
 from attnspec.analysis.counting.differences import Pairs, only_in
+from attnspec.compile.mask_comparison import given_mask
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.interchange.fitted import Atom, Fit, by_distance
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError
-from attnspec.verification.given_masks import given_mask
 
 LONGEST = 512
 """The longest mask that is examined: every candidate is held against all of its pairs."""
@@ -75,9 +75,7 @@ class Explanation:
             )
         for what, side in (("spec", self.only_in_spec), ("mask", self.only_in_mask)):
             if side:
-                text += f"\nonly in the {what}: " + ", ".join(
-                    f"({q}, {k})" for q, k in side.examples
-                )
+                text += f"\nonly in the {what}: {', '.join(map(str, side.examples))}"
         return f"{text}\n\n{self.spec.source}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, cast
@@ -204,9 +204,16 @@ class Binder:
         return replace(crossing, first=first)
 
 
-def works_of(program: Program, layer: int, heads: int, n_q: int, n_k: int) -> Works:
-    """The distinct works of a layer with the heads that share each, as `Binder.works`."""
-    return Binder(program).works(layer, heads, n_q, n_k)
+def layers_of(
+    program: Program, heads: int, n: int, layers: Iterable[int] | None = None
+) -> dict[tuple[Work, tuple[int, ...]], list[int]]:
+    """The works of some layers, or all, at n positions, with their heads, and the layers that share
+    each, but for their draws."""
+    binder, groups = Binder(program), dict[tuple[Work, tuple[int, ...]], list[int]]()
+    for layer in range(program.layer_count) if layers is None else layers:
+        for work, mine in binder.works(layer, heads, n, n):
+            groups.setdefault((replace(work, layer=0), mine), []).append(layer)
+    return groups
 
 
 def _asks(attend: Attend, predicates: bool = True) -> set[str]:

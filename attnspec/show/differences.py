@@ -108,5 +108,4 @@ def _examples(pairs: Pairs | None) -> str:
     if pairs.last != pairs.first:
         span += f" to {pairs.last:,}"
     queries = f"of {pairs.queries:,} queries, {span}" if pairs.queries > 1 else f"of query {span}"
-    listed = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
-    return f"{queries}: {listed}" + (", …" if pairs.count > len(pairs.examples) else "")
+    return f"{queries}: {pairs.shown}"

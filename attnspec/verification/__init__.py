@@ -10,23 +10,3 @@ The first two take a fraction of the time, so that every compile does them at a 
 which tables have several blocks. Every pair of a short sequence is examined; of a long one,
 queries are sampled, but tables are read as far as their pairs can be listed.
 """
-
-from __future__ import annotations
-
-from attnspec.verification.alone import Alone, beyond, mask_alone
-from attnspec.verification.numbers import error_bound
-from attnspec.verification.report import Check, Verification
-from attnspec.verification.samples import sample_inputs
-from attnspec.verification.verify import verify, verify_each
-
-__all__ = [
-    "Alone",
-    "Check",
-    "Verification",
-    "beyond",
-    "error_bound",
-    "mask_alone",
-    "sample_inputs",
-    "verify",
-    "verify_each",
-]

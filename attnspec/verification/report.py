@@ -78,13 +78,7 @@ class Verification:
         """The checks as plain data."""
         return {
             "ok": self.ok,
-            "name": self.name,
-            **({} if self.m is None else {"m": self.m}),
-            "n": self.n,
-            "exhaustive": self.exhaustive,
-            "inputs": list(self.inputs),
-            "checks": [asdict(check) for check in self.checks],
-            "skipped": list(self.skipped),
+            **{name: x for name, x in asdict(self).items() if x is not None},
             "refused": [{"backend": name, "reason": why} for name, why in self.refused],
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, product
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -76,7 +76,7 @@ Numbers: TypeAlias = "dict[str, Tensor]"
 [H, n_q, d], k and v [H, n, d], and what is learned; or what comes of it, outputs and the gradients
 of the same."""
 
-Known: TypeAlias = "Cache[tuple[Any, ...], tuple[dict[str, Tensor], tuple[float, ...]]]"
+Known: TypeAlias = Cache[tuple[Any, ...], tuple[dict[str, Tensor], tuple[float, ...]]]
 """What the definition says, kept for other modules that are asked the same."""
 
 
@@ -316,24 +316,21 @@ class Trial:
     def parts(self) -> list[Meaning]:
         """What the heads mean, with what runs them. Raises TooMuch where building that, or its
         mask, is not affordable."""
-        values = {name: x[0].numpy() for name, x in self.data.items()}
-        plain = {name: x if x.ndim else x.item() for name, x in values.items()}
-        chosen = []
+        data = {name: x[0].numpy() if x.dim() > 1 else x.item() for name, x in self.data.items()}
+        engine, chosen, parts = self.module.engine, [], []
         for work, _ in self.works:
-            resolved = replace(work, relation=with_data(work.relation, plain), reads=())
+            resolved = replace(work, relation=with_data(work.relation, data), reads=())
             backend = choose(work, "cpu", self.module.backend)
             seconds = backend.cost(resolved) if work.n_k > LIMITS.every_pair else 0.0
             _require_affordable(work, backend.name, seconds)
             chosen.append((resolved, backend.name, seconds))
-        engine = self.module.engine
-        kernels = {
+        kernels: dict[int, tuple[Any, int]] = {
             head: (group.kernel, place)
             for group in engine.prepare(self.layers[-1], *self._sides).groups
             for place, head in enumerate(group.heads)
         }
-        parts = []
         for (work, heads), (resolved, name, seconds) in zip(self.works, chosen, strict=True):
-            kernel, place = cast("tuple[Any, int]", kernels[heads[0]])
+            kernel, place = kernels[heads[0]]
             if self.forced and hasattr(kernel, "dense_seconds"):
                 # tables that were asked for are tried also where dense would cost less
                 kernel.dense_seconds = math.inf
@@ -343,29 +340,24 @@ class Trial:
                     name = "dense"
                     _require_affordable(work, name, 0.0)
             # those that are made already: a kernel may make others where its own cannot go
-            held = getattr(kernel, "__dict__", {}).get("tables")
-            if work.mechanism is None:
-                resolved = replace(resolved, reads=work.reads)
+            own = getattr(kernel, "__dict__", {}).get("tables")
+            tables = own if isinstance(own, Tables) else None
             learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
-            tried = held if isinstance(held, Tables) else None
             shared = getattr(kernel, "runs_definition", False)
-            means = self, resolved, heads, name, seconds, learned, tried, place, shared
-            parts.append(Meaning(*means))
+            means = resolved, heads, name, seconds, learned, tables, place, shared
+            parts.append(Meaning(self, *means))
         return parts
 
     def check(
-        self,
-        heads: tuple[int, ...] | None,
-        backend: str,
-        what: str,
-        queries: int,
-        fault: str | None,
+        self, of: Meaning | None, what: str, fault: str | None, queries: int | None = None
     ) -> Check:
-        """What was compared of some heads, None for all together."""
+        """What was compared of some heads, None for all together, and of queries, None for all."""
         if fault is not None and self.first:
             fault = f"{fault}; queries are counted from {self.first} on"
+        heads, backend = (of.heads, of.backend) if of else (None, self.module.backend)
         if heads is not None and self.program.heads is None and len(heads) == self.heads:
             heads = None
+        queries = self.n_q if queries is None else queries
         return Check(self.layers, heads, backend, what, queries, self.n_q, fault)
 
     def checks(self) -> Iterator[Check]:
@@ -393,7 +385,7 @@ class Trial:
                 if fault is not None and fault[1] is not None and not single:
                     text = self._pair_fault(each, fault[0], fault[1], drawn) or text
                 what = _COMPARED[each.formula, kind] + SHARED * each.shared
-                yield self.check(each.heads, each.backend, what, len(self.rows), text)
+                yield self.check(each, what, text, len(self.rows))
 
     def decided_checks(self) -> Iterator[Check]:
         """What is compared of graphs that tensors decide, of all heads together: with the dense
@@ -411,27 +403,24 @@ class Trial:
         read = self.called(self.module, q, k, units).detach() != 0
         sides = q[None], k[None, :, : self.keys]
         pairs = definition.pairs(*sides, layer=self.layers[-1], inputs=self.data)[0]
-        what, fault = "keys are read that were decided, and no others", None
+        what, fault, wrong = "keys are read that were decided, and no others", None, read != pairs
         for work, heads in self.works:
-            for head in heads:
-                wrong = read[head] & ~pairs[head]
-                if work.normalize != "relu":
-                    wrong = read[head] != pairs[head]
-                if fault is None and bool(wrong.any()):
-                    at, key = wrong.nonzero()[0].tolist()
-                    verb = "is read" if bool(read[head, at, key]) else "is not read"
-                    fault = f"head {head}: key {key} {verb} by query {at + self.first}"
-        yield self.check(None, self.module.backend, what, self.n_q, fault)
-        parts = self.drawn(self.n_q), q, k, self.drawn(self.n)
-        given = dict(zip(NAMES, parts, strict=True))
-        mine, meant = (self.results(x, given, slice(None)) for x in (self.module, definition))
+            if work.normalize == "relu":
+                # a pair may weigh nothing
+                wrong[[*heads]] &= read[[*heads]]
+        for head, at, key in wrong.nonzero()[:1].tolist():
+            verb = "is read" if read[head, at, key] else "is not read"
+            fault = f"head {head}: key {key} {verb} by query {at + self.first}"
+        yield self.check(None, what, fault)
+        drawn = {"output": self.drawn(self.n_q), "q": q, "k": k, "v": self.drawn(self.n)}
+        mine, meant = (self.results(x, drawn, slice(None)) for x in (self.module, definition))
         what, fault = "outputs and gradients agree with the definition", None
         for name, other in meant.items():
             both = other, mine[name] - other
             size, apart = (float(x.abs().max()) if x.numel() else 0.0 for x in both)
             if fault is None and not apart <= CLOSE * max(1.0, size):
                 fault = f"{NAMES.get(name, name)} differs by {apart:.3g}"
-        yield self.check(None, self.module.backend, what, self.n_q, fault)
+        yield self.check(None, what, fault)
 
     def _runs(self) -> bool:
         """Whether numbers are computed; raises TooMuch where nothing would be examined then."""
@@ -456,7 +445,7 @@ class Trial:
                 where = part.place, self.n_q, part.work.relation, self.n, few
                 queries, fault = tables_fault(part.tables, *where)
                 what = "each pair lies once in its tables, no other pair"
-                yield self.check(part.heads, part.backend, what, queries, fault)
+                yield self.check(part, what, fault, queries)
                 if queries < self.n_q:
                     self.skipped.append("the pairs that tables hold of other queries")
 

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
-from typing import cast
+from typing import Any
 
 import torch
-from torch import nn
 
 from attnspec.backends.planner import AUTO
 from attnspec.backends.tables.backend import TablesBackend
@@ -19,7 +17,6 @@ from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError
@@ -36,85 +33,62 @@ HEADS = 2
 def verify(
     program: Program,
     n: int,
+    backends: Sequence[str] = (AUTO,),
     *,
-    backend: str = AUTO,
-    module: nn.Module | None = None,
+    module: Any = None,
     depth: Depth = "whole",
-    known: Known | None = None,
     m: int | None = None,
 ) -> Verification:
-    """Compares a module of the program, by default one that is built here, with the spec's meaning.
-
-    The module must be a `CompiledAttention`, also one of a standalone file. A fraction of the
-    time goes into "pairs", tables and outputs of graphs in float64, so that the definition has no
-    checks, and less into "values", where outputs and gradients of some queries are all that is
-    compared.
+    """Compares modules of the program with its meaning: those of backends, which are built here, or
+    one `module`, a `CompiledAttention`, also of a standalone file. A fraction of the time goes into
+    "pairs", tables and outputs of graphs in float64, so that the definition has no checks, and less
+    into "values", where outputs and gradients of some queries are all that is compared.
     Of a program with `cross` n are the keys, and m, n if it is not given, the queries.
-    With `known` of another call what the definition says is not computed again.
 
-    Raises ValueError for n above `LIMITS.planned`, for one that the spec does not have, and where
-    it is too long for what would run it; BackendError for a backend that refuses.
+    Backends that refuse, or that n is too long for, are named in the report. Raises BackendError or
+    TooMuch where all of them are; ValueError for n above `LIMITS.planned`, and for one that the
+    spec does not have.
     """
-    forced = module is None and backend == TablesBackend.name
-    compiled = CompiledAttention(plan_data(program, backend)) if module is None else module
-    attention = cast(CompiledAttention, compiled)
-    # an empty one is kept, too
-    meant = Cache(LIMITS.layouts) if known is None else known
-    program, length = crossed(program, n, m)
-    n_q = n if program.crossing is None else program.crossing.queries
+    whole, length = crossed(program, n, m)
+    n_q = n if whole.crossing is None else whole.crossing.queries
     for name, count in (("n", n), ("m", n_q)):
         if not 1 <= count <= LIMITS.planned:
             raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
-    attention.make_parameters(SIZE, SIZE)
-    heads, checks, skipped = program.heads or HEADS, list[Check](), dict[str, None]()
-    exhaustive = True
+    checks, skipped, refused = list[Check](), dict[str, None](), dict[str, Exception]()
+    heads, exhaustive, known = program.heads or HEADS, True, Known(LIMITS.layouts)
     # the groups of heads that layers compute, with the layers that share them
-    binder, groups = Binder(program), dict[Works, list[int]]()
+    binder, groups = Binder(whole), dict[Works, list[int]]()
     for layer in range(program.layer_count):
         groups.setdefault(tuple(binder.works(layer, heads, n_q, n)), []).append(layer)
-    with torch.random.fork_rng(devices=[]), learned(attention):
-        data = sample_inputs(program, n, n_q)
-        for works, layers in groups.items():
-            called = attention, program, data, n_q, length, n, tuple(layers), heads, works
-            trial = Trial(*called, depth, forced, meant)
-            if any(work.decided for work, _ in works):
-                checks.extend(trial.decided_checks() if depth != "pairs" else ())
-                continue
-            checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
-            skipped |= dict.fromkeys(trial.skipped)
-            exhaustive &= trial.exhaustive
-    m = n_q if program.crossing else None
-    words = words_of(program, data)
-    return Verification(program.name, n, exhaustive, tuple(checks), tuple(skipped), (), m, words)
-
-
-def verify_each(
-    program: Program,
-    n: int,
-    backends: Sequence[str],
-    m: int | None = None,
-    depth: Depth = "whole",
-) -> Verification:
-    """The same with each of these backends; those that refuse, or that n is too long for, are
-    named in the report. Raises BackendError or TooMuch where all of them are."""
-    verifications: list[Verification] = []
-    refused: dict[str, Exception] = {}
-    answers: Known = Cache(LIMITS.layouts)
     for backend in backends:
+        forced, mine, trials = backend == TablesBackend.name, list[Check](), list[Trial]()
         try:
-            found = verify(program, n, backend=backend, depth=depth, known=answers, m=m)
-            verifications.append(found)
+            tried = module or CompiledAttention(plan_data(program, backend))
+            tried.make_parameters(SIZE, SIZE)
+            with torch.random.fork_rng(devices=[]), learned(tried):
+                data = sample_inputs(program, n, n_q)
+                for works, layers in groups.items():
+                    called = tried, whole, data, n_q, length, n, tuple(layers), heads, works
+                    trial = Trial(*called, depth, forced, known)
+                    if any(work.decided for work, _ in works):
+                        mine += trial.decided_checks() if depth != "pairs" else ()
+                        continue
+                    mine += sorted(trial.checks(), key=lambda check: check.heads or ())
+                    trials.append(trial)
         except (BackendError, TooMuch) as error:
             refused[backend] = error
-    if refused and not verifications:
+            continue
+        checks += mine
+        for trial in trials:
+            skipped |= dict.fromkeys(trial.skipped)
+            exhaustive &= trial.exhaustive
+    if len(refused) == len(backends):
         raise refused.popitem()[1]
-    return replace(
-        verifications[0],
-        exhaustive=all(each.exhaustive for each in verifications),
-        checks=tuple(check for each in verifications for check in each.checks),
-        skipped=tuple(dict.fromkeys(what for each in verifications for what in each.skipped)),
-        refused=tuple((name, str(error)) for name, error in refused.items()),
-    )
+    # inputs are the same for every backend
+    words, m = words_of(program, data), n_q if program.cross else None
+    reasons = tuple((name, str(error)) for name, error in refused.items())
+    parts = tuple(checks), tuple(skipped), reasons
+    return Verification(program.name, n, exhaustive, *parts, m, words)
 
 
 @contextmanager

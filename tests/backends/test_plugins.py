@@ -17,7 +17,7 @@ from views import Call, Case, errors_of
 
 from attnspec import AttnSpecError
 from attnspec.backends import BACKENDS, plugins
-from attnspec.verification import verify
+from attnspec.verification.verify import verify
 
 FUSED = next(
     block.text
@@ -79,7 +79,7 @@ def test_without_other_distributions_there_are_ours_alone() -> None:
 def test_the_example_of_the_page_computes_what_specs_say(site: Path) -> None:
     install(site, FUSED)
     for name, body in GRAPHS.items():
-        found = verify(spec_of(body).program, 33, backend="fused")
+        found = verify(spec_of(body).program, 33, ["fused"])
         assert found.ok, (name, str(found))
     call = Call(Case(spec_of(GRAPHS["empty rows"]), 19), "several", torch.float64)
     assert errors_of(call, call.case.spec.compile("fused")) == []

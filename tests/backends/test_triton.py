@@ -18,7 +18,7 @@ from sweeps import few
 from torch import Tensor
 from views import errors
 
-from attnspec.verification import verify
+from attnspec.verification.verify import verify
 
 __all__ = ["interpreted"]
 
@@ -220,7 +220,7 @@ def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
 )
 def test_verification_runs_the_lists_both_ways(graph: str, other: str) -> None:
     program = spec_of(graph).program
-    found = verify(program, 41, backend="triton", depth="pairs")
+    found = verify(program, 41, ["triton"], depth="pairs")
     assert found.ok
     assert found.checks
     wrong = verify(program, 41, module=module_of(other, "triton"), depth="pairs")
@@ -307,7 +307,7 @@ import attnspec
 from attnspec.backends.triton import attention, tables
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.sums import way
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import Binder
 from attnspec.lower.work import Call
 
 def printed(kernel, count, given, warps, stages):
@@ -327,7 +327,7 @@ for size, dtype, body in (
     (64, torch.float16, "attend window(before = 63, after = 0) + favor(features = 96)"),
 ):
     spec = attnspec.parse(f"attention a {{ heads 2 causal {body} }}")
-    ((work, heads),) = works_of(spec.program, 0, 2, 1024, 1024)
+    ((work, heads),) = Binder(spec.program).works(0, 2, 1024, 1024)
     kernel = TritonBackend().build(work, heads, torch.device("cpu"))
     q, k, v = (torch.zeros(1, h, 1024, size, dtype=dtype, requires_grad=True) for h in (2, 1, 1))
     data = {"x": torch.zeros(1, 1024, dtype=torch.int64)} if work.reads else {}

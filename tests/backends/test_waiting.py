@@ -17,7 +17,7 @@ from views import KERNELS, taken
 
 from attnspec.backends.flex import attention as flex
 from attnspec.backends.planner import backend_of
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import Binder
 from attnspec.lower.work import Call
 
 __all__ = ["interpreted"]
@@ -115,7 +115,7 @@ def nothing_runs(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_kernels_of_gpus(body: str, backend: str) -> None:
     program = spec_of(body).program
-    ((work, heads),) = works_of(program, 0, 2, 300, 300)
+    ((work, heads),) = Binder(program).works(0, 2, 300, 300)
     kernel: Any = backend_of(backend).build(work, heads, ELSEWHERE)
     data = {}
     for entry in program.inputs:

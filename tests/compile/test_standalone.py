@@ -26,7 +26,8 @@ from attnspec.compile.emit import check_module
 from attnspec.compile.standalone import StandaloneError, standalone_module
 from attnspec.graphs.counter_rng import RANDOM
 from attnspec.lower.lower import decided_leaves
-from attnspec.verification import Alone, beyond, mask_alone, verify
+from attnspec.verification.alone import Alone, beyond, mask_alone
+from attnspec.verification.verify import verify
 
 REFUSED = {
     "based": "its heads or layers have different mechanisms",

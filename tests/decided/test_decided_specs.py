@@ -8,7 +8,7 @@ import torch
 from population import spec_of
 
 from attnspec import SelfAttention
-from attnspec.verification import verify
+from attnspec.verification.verify import verify
 
 
 @pytest.mark.parametrize(

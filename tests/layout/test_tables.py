@@ -13,7 +13,7 @@ from attnspec.backends.common.masks import with_data
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.layout.steps import bands_of, natural_tables, stepped_tables
 from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled, times
-from attnspec.lower.lower import works_of
+from attnspec.lower.lower import Binder
 from attnspec.lower.work import Call, Work
 
 GRAPHS = (
@@ -33,7 +33,7 @@ def test_each_pair_stands_once(body: str) -> None:
     for n, n_q in ((130, 130), (130, 41), (37, 37), (1, 1)):
         if spec.program.fixed_length not in (None, n):
             continue
-        ((work, _),) = works_of(spec.program, 0, 1, n_q, n)
+        ((work, _),) = Binder(spec.program).works(0, 1, n_q, n)
         mask = spec.mask(n)[n - n_q :]
         assert np.array_equal(times(tables_of_work(work)), mask)
         assert np.array_equal(times(natural_tables(work.relation, n_q, n, 32)), mask)
@@ -59,7 +59,7 @@ def test_equal_labels_are_brought_together(body: str) -> None:
     for n, n_q in ((700, 700), (700, 300), (40, 40), (1, 1)):
         data = {"x": drawn.integers(0, 12, n), "y": np.arange(n) % 7}
         inputs = {name: data[name] for name in spec.inputs}
-        ((work, _),) = works_of(spec.program, 0, 1, n_q, n)
+        ((work, _),) = Binder(spec.program).works(0, 1, n_q, n)
         bands = bands_of(with_data(work.relation, inputs), n_q, n)
         assert np.array_equal(times(stepped_tables(bands)), spec.mask(n, inputs=inputs)[n - n_q :])
         if n == n_q == 700:
@@ -90,7 +90,7 @@ def differing(tables: Tables[np.ndarray], work: Work) -> list[str]:
 
 def test_places_without_a_row_are_read_by_neither() -> None:
     batch = Batch(np.array([[4, 0, -1], [2, 3, 1]]), np.array([[5, -1], [0, 6]]), None)
-    ((work, _),) = works_of(spec_of("attend full").program, 0, 1, 5, 7)
+    ((work, _),) = Binder(spec_of("attend full").program).works(0, 1, 5, 7)
     assert differing(Tables((batch,), 5, 7), work) == []
 
 
@@ -98,7 +98,7 @@ def test_blocks_with_masks_of_their_own_are_read_by_tiles() -> None:
     spec = spec_of(
         "attend random_blocks(size = 32, blocks = 3) | residue(step = 7) & rows(last(9))"
     )
-    ((work, _),) = works_of(spec.program, 0, 1, 600, 600)
+    ((work, _),) = Binder(spec.program).works(0, 1, 600, 600)
     kinds = set()
     for tables in (tables_of_work(work), natural_tables(work.relation, 600, 600, 16)):
         masks = [batch.mask for batch in tables.batches if isinstance(batch.mask, Tiled)]

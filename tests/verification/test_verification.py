@@ -20,7 +20,8 @@ from sweeps import checkered
 from attnspec.backends import BACKENDS
 from attnspec.cli import main
 from attnspec.limits import LIMITS
-from attnspec.verification import sample_inputs, verify
+from attnspec.verification.samples import sample_inputs
+from attnspec.verification.verify import verify
 
 INPUTS = (
     "input important: tokens(at_most = 9) input document: ids input size: length"
@@ -314,15 +315,15 @@ def test_tables_of_other_pairs_are_found_by_their_pairs(
 def test_pairs_alone_and_values_alone_are_what_a_compile_asks() -> None:
     program, kept = spec_of("causal heads 3 attend window(radius = 4) score alibi()").program, []
     for backend in ("tables", "torch", "edges"):
-        found = verify(program, 193, backend=backend, depth="pairs")
+        found = verify(program, 193, [backend], depth="pairs")
         assert found.ok
         kept.append([check.what.split(",")[0] for check in found.checks])
     weighed = "each pair is weighed once"
     assert kept[::2] == [["each pair lies once in its tables", weighed]] * 2
     assert kept[1::2] == [[weighed]]
     # the definition is what is compared with
-    assert verify(program, 193, backend="dense", depth="pairs").checks == ()
-    values = verify(program, 320, backend="tables", depth="values")
+    assert verify(program, 193, ["dense"], depth="pairs").checks == ()
+    values = verify(program, 320, ["tables"], depth="values")
     assert [(each.what, each.queries) for each in values.checks] == [
         (NUMBERS, LIMITS.queries_sampled)
     ]

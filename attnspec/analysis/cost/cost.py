@@ -16,7 +16,8 @@ from attnspec.analysis.counting.degrees import edges_of, most_keys
 from attnspec.analysis.quality import Quality
 from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.one_block.backend import TorchCall
-from attnspec.backends.planner import AUTO, choose
+from attnspec.backends.one_block.row_keys import Form, form_of, row_keys
+from attnspec.backends.planner import AUTO, TABLES, choose
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in, require_supported
 from attnspec.ir.program import Crossing, Program
@@ -25,7 +26,7 @@ from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
-from attnspec.lower.lower import require_built, works_of
+from attnspec.lower.lower import layers_of, require_built
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import ONE, BackendError, Shape, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -98,13 +99,10 @@ def steps_of(
     if longest is not None and n > longest:
         raise NotBuilt(f"the mechanism takes at most `max_length = {longest:,}` positions")
     heads = shape.heads_of(program)
-    by_step: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
-    for layer in stack.layers:
-        for group in works_of(program, layer, heads, n, n) if n else ():
-            by_step.setdefault(group, []).append(layer)
+    groups = layers_of(program, heads, n, stack.layers) if n else {}
     return tuple(
         _step(stack, work, tuple(layers), mine, shape, element)
-        for (work, mine), layers in by_step.items()
+        for (work, mine), layers in groups.items()
     )
 
 
@@ -266,8 +264,6 @@ def _decided(work: Work, heads: int, size: int) -> _Amounts:
 
 
 def _torch(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.one_block.row_keys import Form, form_of
-
     form, pairs = form_of(work), work.n_q * work.n_k
     # a mask is kept from call to call, and read by every head
     masks = pairs if work.changes or form is Form.MASK else 0
@@ -277,27 +273,21 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.one_block.row_keys import row_keys
-
     pairs = work.n_q * len(row_keys(work)[0])
     moved = 4 * work.n_q * size + 8 * pairs
     return _Amounts(pairs, moved, 3 * pairs * heads, pairs, False, "exact")
 
 
 def _tables(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.tables.backend import TablesBackend
-
     if work.decided:
         return _decided(work, heads, size)
     if work.decodes:
         return _rows(work, heads, size)
-    return (_bands if TablesBackend().stepped(work, "cpu") else _tiles)(work, heads, size)
+    return (_bands if TABLES.stepped(work, "cpu") else _tiles)(work, heads, size)
 
 
 def _tiles(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.tables.backend import TablesBackend
-
-    tile = TablesBackend().natural(work)[1]
+    tile = TABLES.natural(work)[1]
     tiling = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
     tiles = round(tiling.tiles)
     pairs = min(tiles * tile * tile, work.n_q * work.n_k)
@@ -390,16 +380,14 @@ def break_even(stack: Stack) -> int | None:
 
 def _is_cheaper(stack: Stack, n: int) -> bool:
     program = stack.program
-    heads = program.heads or 1
     plan = dense = 0.0
     sparse = False
     try:
-        for layer in range(program.layer_count):
-            for work, mine in works_of(program, layer, heads, n, n):
-                chosen = choose(work, "cpu")
-                sparse |= chosen.name != TorchCall.name
-                plan += len(mine) * chosen.cost(work)
-                dense += len(mine) * dense_seconds(work)
+        for (work, mine), layers in layers_of(program, program.heads or 1, n).items():
+            chosen, heads = choose(work, "cpu"), len(mine) * len(layers)
+            sparse |= chosen.name != TorchCall.name
+            plan += heads * chosen.cost(work)
+            dense += heads * dense_seconds(work)
     except AttnSpecError:
         return False
     # one call for all pairs is dense attention, if only for half of them

@@ -35,6 +35,11 @@ class Pairs:
     def __bool__(self) -> bool:
         return self.count > 0
 
+    @property
+    def shown(self) -> str:
+        """The first few, in words."""
+        return ", ".join([*map(str, self.examples), *"…" * (self.count > len(self.examples))])
+
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
         return {

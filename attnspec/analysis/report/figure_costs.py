@@ -15,7 +15,7 @@ from attnspec.analysis.quality import Figure, Unknown
 from attnspec.graphs.stack import Stack, has_mechanism
 from attnspec.ir.crossing import evened
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
-from attnspec.lower.lower import require_built, works_of
+from attnspec.lower.lower import layers_of, require_built
 from attnspec.lower.work import mechanism_of
 from attnspec.text.diagnostics import SpecError
 
@@ -109,13 +109,12 @@ def _state(report: Inquiry) -> int | None:
         for attend in program.attends
     ):
         return None
-    for layer in range(report.program.layer_count):
-        for work, heads in works_of(program, layer, program.heads or 1, n, n):
-            mechanism = mechanism_of(work)
-            width = mechanism.feature_width(report.shape.head_dim)
-            # behind the sums of values that of the weights, unless nothing is divided
-            divided = getattr(mechanism, "normalize", "sum") != "none"
-            size += len(heads) * width * (report.shape.head_dim + divided)
+    for (work, heads), layers in layers_of(program, program.heads or 1, n).items():
+        mechanism = mechanism_of(work)
+        width = mechanism.feature_width(report.shape.head_dim)
+        # behind the sums of values that of the weights, unless nothing is divided
+        divided = getattr(mechanism, "normalize", "sum") != "none"
+        size += len(heads) * len(layers) * width * (report.shape.head_dim + divided)
     return size
 
 

@@ -33,8 +33,12 @@ Operand: TypeAlias = Any
 """An expression, or a number or truth value of Python."""
 
 
-def _operator(op: str, turned: bool = False) -> Callable[[Expression, Operand], Operand]:
-    return lambda a, b: joined(op, b, a) if turned else joined(op, a, b)
+Operator: TypeAlias = "Callable[[Expression, Operand], Operand]"
+
+
+def _operator(op: str) -> tuple[Operator, Operator]:
+    """An operator, and the one whose operands are turned."""
+    return lambda a, b: joined(op, a, b), lambda a, b: joined(op, b, a)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,18 +59,17 @@ class Expression:
 
     __hash__ = object.__hash__
 
-    __add__, __radd__ = _operator("+"), _operator("+", turned=True)
-    __sub__, __rsub__ = _operator("-"), _operator("-", turned=True)
-    __mul__, __rmul__ = _operator("*"), _operator("*", turned=True)
-    __mod__, __rmod__ = _operator("%"), _operator("%", turned=True)
-    __pow__, __rpow__ = _operator("**"), _operator("**", turned=True)
-    __floordiv__, __rfloordiv__ = _operator("//"), _operator("//", turned=True)
-    __truediv__, __rtruediv__ = _operator("/"), _operator("/", turned=True)
-    __eq__, __ne__ = _operator("=="), _operator("!=")
-    __lt__, __le__ = _operator("<"), _operator("<=")
-    __gt__, __ge__ = _operator(">"), _operator(">=")
-    __and__, __rand__ = _operator("&"), _operator("&")
-    __or__, __ror__ = _operator("|"), _operator("|")
+    __add__, __radd__ = _operator("+")
+    __sub__, __rsub__ = _operator("-")
+    __mul__, __rmul__ = _operator("*")
+    __mod__, __rmod__ = _operator("%")
+    __pow__, __rpow__ = _operator("**")
+    __floordiv__, __rfloordiv__ = _operator("//")
+    __truediv__, __rtruediv__ = _operator("/")
+    __and__, __rand__ = _operator("&")
+    __or__, __ror__ = _operator("|")
+    (__eq__, _), (__ne__, _), (__lt__, _) = map(_operator, ("==", "!=", "<"))
+    (__le__, _), (__gt__, _), (__ge__, _) = map(_operator, ("<=", ">", ">="))
 
     def __neg__(self) -> Operand:
         if self.kind == "bool":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.analysis.counting.differences import Pairs, only_in, row_text
-from attnspec.graphs.relation import Relation
+from attnspec.check.compare import Compared
 from attnspec.graphs.stack import Sample, Stack
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import index_of
@@ -19,49 +19,15 @@ from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError, first_line
 
 
-@dataclass(frozen=True)
-class HeadDifference:
-    """The pairs of one head of the spec and those of the mask; counts are exact."""
-
-    head: int
-    only_in_spec: Pairs
-    only_in_mask: Pairs
-    in_both: int
-    relations: tuple[Relation, Relation]
-
-    @property
-    def equal(self) -> bool:
-        """Whether they are the same pairs."""
-        return not self.only_in_spec and not self.only_in_mask
-
-    def words(self, n: int) -> list[str]:
-        """What is to be said of the head."""
-        sides = {"spec": self.only_in_spec, "mask": self.only_in_mask}
-        first = min((x.first for x in sides.values() if x.first is not None), default=None)
-        if first is None:
-            return [f"head {self.head}: the same {self.in_both:,} pairs"]
-        lines = [f"head {self.head}: they differ"]
-        for title, pairs in sides.items():
-            shown = [*map(str, pairs.examples), *["…"] * (pairs.count > len(pairs.examples))]
-            lines.append(f"  only in the {title}  {pairs.count:,}  {', '.join(shown)}".rstrip())
-        here, there = (row_text(relation, first, n) for relation in self.relations)
-        return [
-            *lines,
-            f"  in both           {self.in_both:,}",
-            f"  query {first:,} reads {here} in the spec, {there} in the mask",
-        ]
-
-    def to_dict(self) -> dict[str, object]:
-        """As plain data."""
-        sides = {"only_in_spec": self.only_in_spec, "only_in_mask": self.only_in_mask}
-        shown = {name: pairs.to_dict() for name, pairs in sides.items()}
-        return {"head": self.head, **shown, "in_both": self.in_both}
+def _sides(head: Compared) -> dict[str, Pairs]:
+    """The pairs that the spec alone has, and the mask."""
+    return {"spec": head.only_in_a or Pairs(), "mask": head.only_in_b or Pairs()}
 
 
 @dataclass(frozen=True)
 class MaskComparison:
     """A spec and a mask compared at n positions, of a spec with `cross` at m queries and n keys, in
-    one layer; True in the mask = attends.
+    one layer; True in the mask = attends. Of each head the spec is `a` and the mask `b`.
 
     `turned` says that the mask is, in every head, just what the spec leaves out: then True stands
     for what is masked.
@@ -70,7 +36,7 @@ class MaskComparison:
     name: str
     n: int
     layer: int
-    heads: tuple[HeadDifference, ...]
+    heads: tuple[Compared, ...]
     turned: bool
     m: int | None = None
 
@@ -83,9 +49,9 @@ class MaskComparison:
     def counterexample(self) -> tuple[int, int, int] | None:
         """The first head, query and key whose pair one side alone has, None if equal."""
         for head in self.heads:
-            pairs = [side.examples[0] for side in (head.only_in_spec, head.only_in_mask) if side]
+            pairs = [side.examples[0] for side in _sides(head).values() if side]
             if pairs:
-                return head.head, *min(pairs)
+                return head.slots[0][1], *min(pairs)
         return None
 
     def to_dict(self) -> dict[str, object]:
@@ -98,7 +64,14 @@ class MaskComparison:
             "equal": self.equal,
             "turned": self.turned,
             "counterexample": self.counterexample,
-            "heads": [head.to_dict() for head in self.heads],
+            "heads": [
+                {
+                    "head": head.slots[0][1],
+                    **{f"only_in_{name}": x.to_dict() for name, x in _sides(head).items()},
+                    "in_both": head.in_both,
+                }
+                for head in self.heads
+            ],
         }
 
     def __str__(self) -> str:
@@ -106,7 +79,7 @@ class MaskComparison:
         lines = [f"`{self.name}` and the mask at {at}, layer {self.layer}"]
         lines[0] += "; True in the mask = attends"
         if self.equal:
-            shared = sum(head.in_both for head in self.heads)
+            shared = sum(head.in_both or 0 for head in self.heads)
             return f"{lines[0]}\nthe same {shared:,} pairs"
         if self.turned:
             lines.append(
@@ -114,8 +87,23 @@ class MaskComparison:
                 " compare with `~mask`"
             )
         for head in self.heads:
-            lines += head.words(max(self.n, self.m or 0))
+            lines += _words(head, max(self.n, self.m or 0))
         return "\n".join(lines)
+
+
+def _words(head: Compared, n: int) -> list[str]:
+    """What is to be said of a head."""
+    sides, title = _sides(head), f"head {head.slots[0][1]}"
+    if head.equal or head.relations is None:
+        return [f"{title}: the same {head.in_both:,} pairs"]
+    first = min(x.first for x in sides.values() if x.first is not None)
+    here, there = (row_text(relation, first, n) for relation in head.relations)
+    return [
+        f"{title}: they differ",
+        *(f"  only in the {x}  {y.count:,}  {y.shown}".rstrip() for x, y in sides.items()),
+        f"  in both           {head.in_both:,}",
+        f"  query {first:,} reads {here} in the spec, {there} in the mask",
+    ]
 
 
 def compare_mask(
@@ -157,12 +145,13 @@ def compare_mask(
     for each in wanted:
         relation, mask_here = stack.relation(length, layer, each), masks[each * (len(masks) > 1)]
         other = WrittenPairs(np.pad(mask_here, [(0, length - side) for side in mask_here.shape]))
-        sides_of = only_in(relation, other, length), only_in(other, relation, length)
-        in_both = int(mask_here.sum()) - sides_of[1].count
-        heads.append(HeadDifference(each, *sides_of, in_both, (relation, other)))
+        both, slots = (relation, other), ((layer, each),)
+        one, second = only_in(*both, length), only_in(other, relation, length)
+        in_both = int(mask_here.sum()) - second.count
+        heads.append(Compared(slots, False, one, second, in_both, relations=both))
     pairs, queries = sides.queries * sides.keys, sides.queries if program.cross else None
     turned = pairs > 0 and all(
-        not x.in_both and x.only_in_spec.count + x.only_in_mask.count == pairs for x in heads
+        not x.in_both and sum(side.count for side in _sides(x).values()) == pairs for x in heads
     )
     return MaskComparison(program.name, sides.keys, layer, tuple(heads), turned, queries)
 
