@@ -112,9 +112,9 @@ class _Travel(torch.autograd.Function):
         return out, None, None, None, None
 
 
-Piece = tuple[int, Any, Tensor | None, tuple[int, ...] | None]
-"""A rank, what is sent to it, and the shape of what comes from it by the same name; either may be
-None. The order of the names is alike on both sides."""
+Piece = tuple[int, Any, Tensor, tuple[int, ...]]
+"""A rank, what is sent to it by a name, and the shape of what comes from it by the same. The order
+of the names is alike on both sides."""
 
 Run = Callable[[int, Parts, Call, bool], Outputs]
 """Runs a layer, by its number, of those that differ in what they have learned alone, on one rank:
@@ -131,8 +131,8 @@ def travel(
     sent: list[list[Tensor]] = [[] for _ in range(mesh.ranks)]
     shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
     for rank, name, x, shape in pieces:
-        sent[rank] += [] if x is None else [x]
-        shapes[rank] |= {} if shape is None else {name: shape}
+        sent[rank].append(x)
+        shapes[rank][name] = shape
     flat = torch.cat([x.to(kind).reshape(-1) for x in (*(x[:0] for x in tie), *chain(*sent))])
     got = [sum(map(math.prod, each.values())) for each in shapes]
     box: list[Any] = []
