@@ -17,7 +17,6 @@ from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import apart
 from attnspec.distributed.collectives import Mesh, Run, gathered, tied
 from attnspec.distributed.exchange import Tensors
-from attnspec.distributed.heads import heads_here
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
@@ -29,7 +28,7 @@ from attnspec.distributed.planning import (
     require_one_sequence,
 )
 from attnspec.distributed.rows import rows_here
-from attnspec.distributed.states import states_here
+from attnspec.distributed.shares import heads_here, states_here
 from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import Input, Program
@@ -134,7 +133,8 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        return gathered(self._aside, self._partition(local.shape[dim], local.device), local, dim)
+        partition = self._partition(local.shape[dim], local.device)
+        return gathered(self._aside, partition, [local], dim)[0]
 
     def positions(self, first: int, count: int, device: torch.device) -> Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
@@ -260,12 +260,12 @@ class ParallelAttention(torch.nn.Module):
         pair for own queries alone."""
         padding = call.padding
         if padding is not None:
-            padding = gathered(self._aside, partition, padding, 1)
+            padding = gathered(self._aside, partition, [padding], 1)[0]
 
         def whole(entry: Input, x: Tensor, axis: int) -> Tensor:
             if entry.kind == "pairs":
                 return x
-            x = gathered(self._aside, partition, x.detach(), axis)
+            (x,) = gathered(self._aside, partition, [x.detach()], axis)
             real = padding if entry.kind == "numbers" else None
             return x if real is None else without_padding(x, real)
 
@@ -290,7 +290,7 @@ class ParallelAttention(torch.nn.Module):
             made = self._ready.get(key, lambda: self._made(layer, plan, q.device))
             if plan.layers[0].how in (ALL, HEADS):
                 # who weighs the queries of others needs their rows
-                pairs = {x: gathered(self.mesh, partition, y, 3) for x, y in pairs.items()}
+                pairs = {x: gathered(self.mesh, partition, [y], 3)[0] for x, y in pairs.items()}
             call = replace(call, tables={**call.tables, **pairs})
             out, lse = made(layer, parts, call, return_lse)
         else:
