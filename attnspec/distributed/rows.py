@@ -97,13 +97,12 @@ def _links(
     there, numbers = exchange.partition.positions, partial(torch.as_tensor, device=device)
     local, links = there(rank), list[Any]()
     for r in (r for r in range(exchange.partition.ranks) if r != rank):
-        keys, queries = exchange.sent_keys(r, rank), exchange.sent_queries(rank, r, graph)
-        come = there(r)[exchange.sent_keys(rank, r)]
-        ask = there(r)[exchange.sent_queries(r, rank, graph)]
+        (keys, ask), (come, queries) = (exchange.sent(*x, graph) for x in ((r, rank), (rank, r)))
         # queries that come are weighed over own keys, but those that their rank is sent
         kept = np.setdiff1d(np.arange(len(local)), keys, assume_unique=True)
         rows = map(numbers, (keys, queries, kept))
-        links.append((r, *rows, come, len(ask), weigh(ask, local[kept])))
+        over = weigh(there(r)[ask], local[kept])
+        links.append((r, *rows, there(r)[come], len(ask), over))
     return links
 
 
