@@ -218,8 +218,8 @@ def rows_here(
                 next(each)
             came = arrived()
         every, sums = zip(*(each.send(came) for each in steps), strict=True)
-        joined = [ready.joined(every).to(kind)] + [ready.joined(sums)] * return_lse
-        out, *lse = (tied(tied(x, flats[0]), flats[1]) for x in joined)
-        return out, lse[0] if lse else None
+        asked = (every, sums)[: 1 + return_lse]
+        out, *lse = (tied(tied(ready.joined(x), flats[0]), flats[1]) for x in asked)
+        return out.to(kind), lse[0] if lse else None
 
     return run

@@ -7,12 +7,11 @@ else mean nothing. `runtime.engine` is imported when it runs, this module as soo
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -51,15 +50,27 @@ ABOVE = 5
 """Arguments of the backward operator before those that both have."""
 
 
-_SCHEMA = _attention._schema.arguments
-_DEFAULTS = [x.default_value for x in _SCHEMA if x.has_default_value()]
-
-
-class Given(namedtuple("Given", [x.name for x in _SCHEMA], defaults=_DEFAULTS)):  # type: ignore[misc]
+class Given(NamedTuple):
     """What the operator is called with: q, k and v, the text of a plan, what a module of it has
     learned and the run-time inputs, in the order of the program, a length as [B, 1, 1]; the seed of
     dropout; as `Draws`, how often the layer was called and draws anew were asked for; the number of
     the first query between two sequences; how many of the keys count, an integer []."""
+
+    q: Any
+    k: Any
+    v: Any
+    program: str
+    learned: Sequence[Any]
+    inputs: Sequence[Any]
+    key_padding_mask: Any = None
+    layer: int = 0
+    dropout_p: float = 0.0
+    seed: Any = None
+    calls: int = 0
+    asked: int = 0
+    return_lse: bool = False
+    query_start: int = 0
+    keys: Any = None
 
     @property
     def engine(self) -> Engine:
