@@ -88,7 +88,10 @@ def row(spec: Spec, n: int, ranks: int) -> dict[str, Json]:
     }
     if all(is_graph(work) for _, works in kinds for work, _ in works):
         rows, alone = (
-            [planner.rows(*kind, found.partition, queries) for kind in kinds]
+            [
+                replace(planner.rows(works, found.partition, queries), layers=numbers)
+                for numbers, works in kinds
+            ]
             for queries in (True, False)
         )
         figures |= {

@@ -13,7 +13,6 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -112,9 +111,9 @@ class _Travel(torch.autograd.Function):
         return out, None, None, None, None
 
 
-Piece = tuple[int, Any, Tensor | None, tuple[int, ...] | None]
-"""A rank, what is sent to it, and the shape of what comes from it by the same name; either may be
-None. The order of the names is alike on both sides."""
+Piece = tuple[int, Any, Tensor, tuple[int, ...]]
+"""A rank, what is sent to it by a name, and the shape of what comes from it by the same. The order
+of the names is alike on both sides."""
 
 Run = Callable[[int, Parts, Call, bool], Outputs]
 """Runs a layer, by its number, of those that differ in what they have learned alone, on one rank:
@@ -131,8 +130,8 @@ def travel(
     sent: list[list[Tensor]] = [[] for _ in range(mesh.ranks)]
     shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
     for rank, name, x, shape in pieces:
-        sent[rank] += [] if x is None else [x]
-        shapes[rank] |= {} if shape is None else {name: shape}
+        sent[rank].append(x)
+        shapes[rank][name] = shape
     flat = torch.cat([x.to(kind).reshape(-1) for x in (*(x[:0] for x in tie), *chain(*sent))])
     got = [sum(map(math.prod, each.values())) for each in shapes]
     box: list[Any] = []
@@ -148,19 +147,24 @@ def travel(
     return out, arrived
 
 
-def gathered(mesh: Mesh, partition: Partition, x: Tensor, dim: int) -> Tensor:
-    """The whole of a tensor, of any type, of which each rank has its positions along an axis."""
-    kind = torch.uint8 if x.dtype == torch.bool else x.dtype
-    before, behind = x.shape[:dim], x.shape[dim + 1 :]
-    pieces = ((r, "x", x, (*before, n, *behind)) for r, n in enumerate(partition.lengths))
-    flat, arrived = travel(mesh, pieces, kind)
-    whole = torch.cat([shard["x"] for shard in arrived()], dim).to(x.dtype)
-    return tied(whole.index_select(dim, order_of(partition, x.device)), flat)
-
-
-def order_of(partition: Partition, device: torch.device) -> Tensor:
-    """Where each position stands among the shards one behind the other, int64 [n]."""
-    return torch.from_numpy(np.argsort(partition.order, kind="stable")).to(device)
+def gathered(
+    mesh: Mesh,
+    partition: Partition,
+    shards: Sequence[Tensor],
+    dim: int,
+    part: Callable[[Tensor, int], Tensor] = lambda x, _: x,
+) -> list[Tensor]:
+    """The whole of tensors, of one type, of which each rank has its positions along an axis; of
+    each the `part` that is for a rank."""
+    kind, pieces = shards[0].dtype, list[Piece]()
+    for r, n in enumerate(partition.lengths):
+        for at, x in enumerate(shards):
+            shape = part(x, mesh.rank).shape
+            pieces.append((r, at, part(x, r), (*shape[:dim], n, *shape[dim + 1 :])))
+    flat, arrived = travel(mesh, pieces, torch.uint8 if kind == torch.bool else kind)
+    order = torch.from_numpy(partition.order).to(flat.device)
+    came = zip(*(each.values() for each in arrived()), strict=True)
+    return [tied(torch.cat(x, dim).to(kind).index_select(dim, order), flat) for x in came]
 
 
 def tied(out: Tensor, received: Tensor) -> Tensor:

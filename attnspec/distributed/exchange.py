@@ -174,15 +174,13 @@ class Exchange:
             local = keys.diagonal() / np.maximum(1, keys.sum(1))
             self.pairs = np.stack([here * local, away.sum(0), here * (1 - local)])
 
-    def sent_keys(self, reader: int, owner: int) -> np.ndarray:
-        """The numbers of the owner's rows that the reader is sent as keys, ascending."""
-        marks = _read(self, reader, int(self.bars[reader, owner]))
-        return np.flatnonzero(marks[self.partition.positions(owner)])
-
-    def sent_queries(self, reader: int, owner: int, graph: int) -> np.ndarray:
-        """The numbers of the reader's rows that the owner is sent as queries of one graph."""
-        moves = self.moves(graph, int(self.bars[reader, owner]))
-        return np.flatnonzero(moves[self.partition.positions(reader)])
+    def sent(self, reader: int, owner: int, graph: int) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers, ascending, of the owner's rows that the reader is sent as keys, and of the
+        reader's rows that the owner is sent as queries of one graph."""
+        bar, there = int(self.bars[reader, owner]), self.partition.positions
+        marks = (_read(self, reader, bar), owner), (self.moves(graph, bar), reader)
+        keys, queries = (np.flatnonzero(some[there(rank)]) for some, rank in marks)
+        return keys, queries
 
     def moves(self, graph: int, bar: int) -> np.ndarray:
         """The queries of a graph, bool [n], that have at least so many keys and may travel."""

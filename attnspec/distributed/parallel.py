@@ -17,7 +17,6 @@ from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import apart
 from attnspec.distributed.collectives import Mesh, Run, gathered, tied
 from attnspec.distributed.exchange import Tensors
-from attnspec.distributed.heads import heads_here
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
@@ -29,7 +28,7 @@ from attnspec.distributed.planning import (
     require_one_sequence,
 )
 from attnspec.distributed.rows import rows_here
-from attnspec.distributed.states import states_here
+from attnspec.distributed.shares import heads_here, states_here
 from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import Input, Program
@@ -96,9 +95,6 @@ class ParallelAttention(torch.nn.Module):
                 f"the partition is one of {partition.ranks} ranks, the mesh has {mesh.size()}"
             )
         self.module, self.device_mesh, self.partition = module, mesh, partition
-        pairs = module.engine.pairs
-        of_pairs = (f"the {x} of the input `{name}`" for name in pairs for x in _OF_PAIRS)
-        self._alike = *_ALIKE, *of_pairs
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         # counts what is no row of a call
@@ -134,7 +130,8 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        return gathered(self._aside, self._partition(local.shape[dim], local.device), local, dim)
+        partition = self._partition(local.shape[dim], local.device)
+        return gathered(self._aside, partition, [local], dim)[0]
 
     def positions(self, first: int, count: int, device: torch.device) -> Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
@@ -209,9 +206,9 @@ class ParallelAttention(torch.nn.Module):
         # inputs of pairs stay among the others until all ranks agree on them
         besides = key_padding_mask, inputs, dropout_p, False
         said = partial(self._said, (q, k, v), layer, besides, return_lse)
-        (layer, call), every = mesh.agreed(said, 2 + len(self._alike), device)
+        (layer, call, names), every = mesh.agreed(said, 12 + 3 * len(module.engine.pairs), device)
         lengths, states, *alike = zip(*every, strict=True)
-        for what, values in zip(self._alike, alike, strict=True):
+        for what, values in zip(names, alike, strict=True):
             if len(set(values)) > 1:
                 raise ValueError(f"{what} must be the same on every rank, got {list(values)}")
         if any(states) and len(set(states)) < len(states):
@@ -230,9 +227,10 @@ class ParallelAttention(torch.nn.Module):
 
     def _said(
         self, parts: Parts, layer: int, besides: Any, return_lse: bool
-    ) -> tuple[tuple[int, Call], list[int]]:
-        """The layer with the call of own positions, and what ranks compare: the length, what random
-        numbers come from, 0 where none are drawn, and what must be alike."""
+    ) -> tuple[tuple[int, Call, list[str]], list[int]]:
+        """The layer with the call of own positions and the names of what must be alike, and what
+        ranks compare: the length, what random numbers come from, 0 where none are drawn, and
+        these."""
         (q, k, v), module = parts, self.module
         layer, _ = module.checked(q, k, v, layer)
         if q.shape[2] != k.shape[2]:
@@ -242,30 +240,42 @@ class ParallelAttention(torch.nn.Module):
             )
         call = module.call_of(layer, q, k, v, *besides)
         chance = round(call.dropout_p * 2**40)
-        pairs = [call.data[name] for name in module.engine.pairs]
+        pairs = {name: call.data[name] for name in module.engine.pairs}
         if return_lse:
             # before any rank sends: those without heads of their own would
             require_log_sum_exps(module.program, layer)
         flags = [call.padding is not None, return_lse, torch.is_grad_enabled()]
-        flags += [x.requires_grad for x in (q, k, v, *pairs)]
-        shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
-        bits = sum(1 << at for at, flag in enumerate(flags) if flag)
+        flags += [x.requires_grad for x in (q, k, v, *pairs.values())]
         state = _random_state(q.device) if chance else 0
-        alike = [*shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
-        alike += [x for each in pairs for x in (FLOATS.index(each.dtype), *each.shape[1::2])]
-        return (layer, call), [q.shape[2], state, *alike]
+        alike = {
+            "the batch": q.shape[0],
+            "the number of heads": q.shape[1],
+            "the number of key heads": k.shape[1],
+            "the size of heads": q.shape[3],
+            "the size of values": v.shape[3],
+            "the floating type": FLOATS.index(q.dtype),
+            "the layer": layer,
+            "what is given, asked for and differentiated": sum(x << i for i, x in enumerate(flags)),
+            "dropout_p": chance,
+            "the spec": self._spec,
+        }
+        for name, x in pairs.items():
+            alike[f"the floating type of the input `{name}`"] = FLOATS.index(x.dtype)
+            alike[f"the number of heads of the input `{name}`"] = x.shape[1]
+            alike[f"the number of keys of the input `{name}`"] = x.shape[3]
+        return (layer, call, [*alike]), [q.shape[2], state, *alike.values()]
 
     def _whole(self, call: Call, partition: Partition) -> Call:
         """The call with the padding and the inputs of the whole sequence, but with a number of each
         pair for own queries alone."""
         padding = call.padding
         if padding is not None:
-            padding = gathered(self._aside, partition, padding, 1)
+            padding = gathered(self._aside, partition, [padding], 1)[0]
 
         def whole(entry: Input, x: Tensor, axis: int) -> Tensor:
             if entry.kind == "pairs":
                 return x
-            x = gathered(self._aside, partition, x.detach(), axis)
+            (x,) = gathered(self._aside, partition, [x.detach()], axis)
             real = padding if entry.kind == "numbers" else None
             return x if real is None else without_padding(x, real)
 
@@ -290,7 +300,7 @@ class ParallelAttention(torch.nn.Module):
             made = self._ready.get(key, lambda: self._made(layer, plan, q.device))
             if plan.layers[0].how in (ALL, HEADS):
                 # who weighs the queries of others needs their rows
-                pairs = {x: gathered(self.mesh, partition, y, 3) for x, y in pairs.items()}
+                pairs = {x: gathered(self.mesh, partition, [y], 3)[0] for x, y in pairs.items()}
             call = replace(call, tables={**call.tables, **pairs})
             out, lse = made(layer, parts, call, return_lse)
         else:
@@ -316,24 +326,6 @@ class ParallelAttention(torch.nn.Module):
 
 
 parallelize = ParallelAttention
-
-
-_ALIKE = (
-    "the batch",
-    "the number of heads",
-    "the number of key heads",
-    "the size of heads",
-    "the size of values",
-    "the floating type",
-    "the layer",
-    "what is given, asked for and differentiated",
-    "dropout_p",
-    "the spec",
-)
-"""What all ranks must agree on, in the order in which they say it."""
-
-_OF_PAIRS = "floating type", "number of heads", "number of keys"
-"""The same of each input that has a number of each pair."""
 
 
 def _random_state(device: torch.device) -> int:

@@ -57,10 +57,11 @@ class Partition:
         parts = [np.arange(start, stop, self.step) for start, stop in self.runs[rank]]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
-    @property
+    @cached_property
     def order(self) -> np.ndarray:
-        """All positions as ranks hold them, those of one rank behind those of another, int64."""
-        return np.concatenate([self.positions(rank) for rank in range(self.ranks)])
+        """Where each position stands in the ranks' tensors one behind the other, int64 [n]."""
+        every = np.concatenate([self.positions(rank) for rank in range(self.ranks)])
+        return np.argsort(every, kind="stable")
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """The sum of values [n], or how many of a mask are True, over the positions of each rank,

@@ -59,7 +59,6 @@ class LayerPlan:
     of heads that each rank computes, as `Exchange` has them, None where nobody counted them, and
     the rows that travel, where these do."""
 
-    layers: tuple[int, ...]
     tensors: Tensors
     rates: Rates
     how: str
@@ -68,6 +67,7 @@ class LayerPlan:
     back: np.ndarray
     pairs: np.ndarray | None = None
     exchanges: tuple[Exchange, ...] = ()
+    layers: tuple[int, ...] = ()
 
     @property
     def links(self) -> np.ndarray:
@@ -272,7 +272,7 @@ def plan(
         )
     plans = []
     for where in partitions:
-        layers = tuple(planner.layer(*kind, where) for kind in kinds)
+        layers = tuple(replace(planner.layer(x, where), layers=numbers) for numbers, x in kinds)
         plans.append(DistributedPlan(program, where, tensors, layers, planner.rates))
     best = reduce(lambda a, b: b if b.seconds < WORTH * a.seconds else a, plans)
     return replace(best, considered=(best, *(plan for plan in plans if plan is not best)))
@@ -307,12 +307,12 @@ class Planner:
             kinds.setdefault(tuple(works), []).append(layer)
         return [(tuple(numbers), works) for works, numbers in kinds.items()]
 
-    def layer(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
+    def layer(self, works: Works, partition: Partition) -> LayerPlan:
         """The cheapest of what a layer can do: of graphs by the time that it takes, else by the
         bytes that reach a rank."""
-        t, whole = self.tensors, (numbers, self.tensors, self.rates)
+        t, whole = self.tensors, (self.tensors, self.rates)
         if all(is_graph(work) for work, _ in works):
-            rows = self.rows_or_keys(numbers, works, partition)
+            rows = self.rows_or_keys(works, partition)
             if pairs := dict.fromkeys(name for work, _ in works for name in work.changes.pairs):
                 names = ", ".join(f"`{name}`" for name in pairs)
                 why = f"keys alone for heads that read {names}, whose rows stay with their queries"
@@ -334,41 +334,41 @@ class Planner:
         }
         plans = [LayerPlan(*whole, how, "", *x) for how, x in links.items() if x is not None]
         best = min(plans, key=lambda each: each.most)
-        others = [f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best]
-        return replace(best, why="; ".join([_not_rows(works), *others]))
+        said = (f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best)
+        return replace(best, why="; ".join([_not_rows(works), *said]))
 
-    def rows_or_keys(self, numbers: tuple[int, ...], works: Works, where: Partition) -> LayerPlan:
+    def rows_or_keys(self, works: Works, where: Partition) -> LayerPlan:
         """Keys, and queries of rows that read nearly everything; or keys alone, where work comes
         out so much more evenly that more bytes are worth it."""
-        both = self.rows(numbers, works, where)
+        both = self.rows(works, where)
         if both.balance is None or both.balance <= EVEN:
             return both
-        keys = self.rows(numbers, works, where, queries=False)
+        keys = self.rows(works, where, queries=False)
         why = (
             f"keys alone, at {keys.most:,} bytes at most, balance {keys.balance:.3f}; with queries"
             f" {both.most:,} and {both.balance:.3f}"
         )
         return both if keys.seconds >= WORTH * both.seconds else replace(keys, why=why)
 
-    def rows(
-        self, numbers: tuple[int, ...], works: Works, where: Partition, queries: bool = True
-    ) -> LayerPlan:
+    def rows(self, works: Works, where: Partition, queries: bool = True) -> LayerPlan:
         """Keys and, where these may travel, queries: an exchange for each set of graphs that share
         key heads, in which a key row is sent once for all heads that read it."""
         t, exchanges = self.tensors, []
-        sharing: dict[tuple[int, ...], set[int]] = {}
+        sharing: dict[tuple[int, ...], list[int]] = {}
         for key in range(t.key_heads):
-            reading = [at for at, (_, of) in enumerate(works) if key in {h // t.ratio for h in of}]
-            sharing.setdefault(tuple(reading), set()).add(key)
+            reading = (at for at, (_, of) in enumerate(works) if key in {h // t.ratio for h in of})
+            sharing.setdefault(tuple(reading), []).append(key)
         for members, keys in sharing.items():
-            some = [works[at] for at in members]
-            graphs = tuple((x, tuple(h for h in of if h // t.ratio in keys)) for x, of in some)
+            graphs = [
+                (work, tuple(head for head in of if head // t.ratio in keys))
+                for work, of in map(works.__getitem__, members)
+            ]
             readings = [self.reading(work.relation) for work, _ in graphs]
             exchanges.append(Exchange(where, t, graphs, readings, len(keys), queries))
         links = (sum(each.there for each in exchanges), sum(each.back for each in exchanges))
         counted = [each.pairs for each in exchanges if each.pairs is not None]
         pairs = np.sum(counted, 0) if len(counted) == len(exchanges) else None
-        return LayerPlan(numbers, t, self.rates, ROWS, "", *links, pairs, tuple(exchanges))
+        return LayerPlan(t, self.rates, ROWS, "", *links, pairs, tuple(exchanges))
 
     def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
         """The pairs of each rank's heads; None where counting them is too much."""

@@ -6,11 +6,10 @@ keys are sent back. Parts are merged by their log-sum-exps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,22 +23,19 @@ from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import DistributedPlan
 from attnspec.graphs.gathered import gathered
-from attnspec.lower.work import (
-    MERGED,
-    Call,
-    Mergeable,
-    Standing,
-    Work,
-    key_heads,
-    refusal_of,
-)
+from attnspec.lower.work import MERGED, Call, Standing, Work, key_heads, refusal_of
 from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Engine, nothing
 
-Weighing = Callable[[Parts, Call], Outputs]
+Weighing: TypeAlias = Callable[[Parts, Call], Outputs]
 """Weighs q [B, H, rows, d] over k, v [B, H_kv, keys, …]: the output and its log-sum-exps. The
-call's padding and inputs are those of the whole sequence, inputs of pairs those of all own queries.
-"""
+call's padding and inputs are those of the whole sequence, inputs of pairs those of the queries over
+it."""
+
+Steps: TypeAlias = Generator[Any, Any, None]
+"""What a rank does in a call for heads of one graph: yields rows that it sends, weighs own keys,
+takes the rows that came, yields the results that it sends back, weighs keys that came, takes the
+results of others, and yields the outputs."""
 
 
 def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Standing | None:
@@ -55,182 +51,175 @@ def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Stan
     return Standing(queries, np.pad(keys, (0, n - len(keys))), work.n_k)
 
 
-class GroupHere:
-    """What one rank does for heads of one graph. Rows are numbered as the rank's tensors have them;
-    dictionaries go by the other rank."""
+def weighing(
+    work: Work,
+    heads: tuple[int, ...],
+    device: torch.device,
+    backend: str,
+    queries: np.ndarray,
+    keys: np.ndarray,
+) -> Weighing:
+    """What weighs queries over keys, int64 positions in the whole sequence each, by the kernel for
+    one short sequence of them: by the backend that was asked for, unless it refuses this part."""
+    if not (len(queries) and len(keys)):
+        return lambda parts, _: nothing(*parts)
+    at = torch.from_numpy(keys).to(device)
+    relation, n, count = gathered(work.relation, work.n_k, queries, keys)
+    standing, more = _standing(work, queries, keys, n), n - len(keys)
+    laid_out = replace(work, relation=relation, n_q=count, n_k=n, standing=standing)
+    if backend != AUTO and refusal_of(backend_of(backend), laid_out, device.type) is not None:
+        backend = AUTO
+    kernel: Any = choose(laid_out, device.type, backend).build(laid_out, heads, device)
 
-    def __init__(
-        self, exchange: Exchange, graph: int, rank: int, device: torch.device, backend: str
-    ) -> None:
-        (work, self.heads), ratio = exchange.works[graph], exchange.tensors.ratio
-        self.work, self.device, self.backend = work, device, backend
-        self.key_heads = sorted({head // ratio for head in self.heads})
-        # of the key heads that travel those that the formula takes
-        self.read = [self.key_heads.index(head) for head in key_heads(self.heads, ratio)]
-        self.merges, self.adds_zero = work.normalize in MERGED, work.normalize == "softmax1"
-        # keys travel once for all graphs that read them
-        self.brings = graph == 0
-        there, numbers = exchange.partition.positions, partial(torch.as_tensor, device=device)
-        local = there(rank)
-        every = np.arange(len(local))
-        self.others = [r for r in range(exchange.partition.ranks) if r != rank]
-        keys_for = {r: exchange.sent_keys(r, rank) for r in self.others}
-        self.sent_keys = {r: numbers(x) for r, x in keys_for.items()}
-        self.sent_queries = {r: numbers(exchange.sent_queries(rank, r, graph)) for r in self.others}
-        # positions of what comes
-        self.got_keys = {r: there(r)[exchange.sent_keys(rank, r)] for r in self.others}
-        self.got_queries = {r: there(r)[exchange.sent_queries(r, rank, graph)] for r in self.others}
-        guests = np.concatenate([local[:0], *self.got_keys.values()])
-        # own rows whose queries may read keys that come
-        reading = np.flatnonzero(exchange.readings[graph].read(guests, readers=True)[local])
-        # what cannot be merged is weighed once, over all keys
-        at_home = local if self.merges else np.append(local, guests)
-        self.at_home = self.weighing(local, at_home, every)
-        guests, self.reading = guests[: len(guests) * self.merges], numbers(reading)
-        self.reads = self.weighing(local[reading], guests, reading)
+    def of_keys(x: Tensor) -> Tensor:
+        return pad(x[..., at], (0, more))
+
+    def weigh(parts: Parts, call: Call) -> Outputs:
+        q, k, v = parts
+        padding = None if call.padding is None else of_keys(call.padding)
+        pairs = {x: of_keys(call.tables[x]) for x in work.changes.pairs}
+        if more:
+            k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
+        mine = q, k, v, replace(call, padding=padding, tables={**call.tables, **pairs})
+        if work.normalize in MERGED:
+            return cast(Partial, kernel.partial(*mine))
+        return kernel(*mine), None
+
+    return weigh
+
+
+def _links(
+    exchange: Exchange, graph: int, rank: int, device: torch.device, weigh: Callable[..., Weighing]
+) -> list[Any]:
+    """For each other rank its number, the own rows that it is sent as keys and as queries, those
+    that its queries read here, the positions of the keys that come, how many queries come, and what
+    weighs these. Rows are numbered as the rank's tensors have them."""
+    there, numbers = exchange.partition.positions, partial(torch.as_tensor, device=device)
+    local, links = there(rank), list[Any]()
+    for r in (r for r in range(exchange.partition.ranks) if r != rank):
+        (keys, ask), (come, queries) = (exchange.sent(*x, graph) for x in ((r, rank), (rank, r)))
         # queries that come are weighed over own keys, but those that their rank is sent
-        kept = {r: np.setdiff1d(every, x, assume_unique=True) for r, x in keys_for.items()}
-        self.kept = {r: numbers(x) for r, x in kept.items()}
-        self.for_guests = {
-            r: self.weighing(x, local[kept[r]], x) for r, x in self.got_queries.items()
-        }
+        kept = np.setdiff1d(np.arange(len(local)), keys, assume_unique=True)
+        rows = map(numbers, (keys, queries, kept))
+        over = weigh(there(r)[ask], local[kept])
+        links.append((r, *rows, there(r)[come], len(ask), over))
+    return links
 
-    def weighing(self, queries: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> Weighing:
-        """What weighs queries over keys, int64 positions in the whole sequence each, by the kernel
-        for one short sequence of them: by the backend that was asked for, unless it refuses this
-        part. `rows` are the numbers of the queries among own ones, for inputs of pairs, with which
-        no query travels.
-        """
-        work, device, backend, kernel, more = self.work, self.device, self.backend, None, 0
-        own, at = (torch.from_numpy(x).to(device) for x in (rows, keys))
-        if len(queries) and len(keys):
-            relation, n, count = gathered(work.relation, work.n_k, queries, keys)
-            laid_out = replace(
-                work,
-                relation=relation,
-                n_q=count,
-                n_k=n,
-                # its zero logit is added where parts are merged
-                normalize="softmax" if self.adds_zero else work.normalize,
-                standing=_standing(work, queries, keys, n),
-                copies=len(self.heads),
-                device=device.type,
-            )
-            asked = backend != AUTO
-            if asked and refusal_of(backend_of(backend), laid_out, device.type) is not None:
-                backend = AUTO
-            kernel = choose(laid_out, device.type, backend).build(laid_out, self.heads, device)
-            more = n - len(keys)
 
-        def of_keys(x: Tensor) -> Tensor:
-            return pad(x[..., at], (0, more))
+def group_here(
+    exchange: Exchange, graph: int, rank: int, device: torch.device, backend: str
+) -> Callable[[Parts, Parts, Call, torch.dtype], Steps]:
+    """What one rank does for heads of one graph of an exchange: steps for all own rows, those of
+    these heads, and the type of a call."""
+    (work, heads), ratio = exchange.works[graph], exchange.tensors.ratio
+    merges, adds_zero = work.normalize in MERGED, work.normalize == "softmax1"
+    # its zero logit is added where parts are merged
+    normalize = "softmax" if adds_zero else work.normalize
+    work = replace(work, normalize=normalize, copies=len(heads), device=device.type)
+    weigh = partial(weighing, work, heads, device, backend)
+    moving = sorted({head // ratio for head in heads})
+    # of the key heads that travel those that the formula takes
+    read = [moving.index(head) for head in key_heads(heads, ratio)]
+    links, local = _links(exchange, graph, rank, device, weigh), exchange.partition.positions(rank)
+    guests = np.concatenate([local[:0], *(come for *_, come, _, _ in links)])
+    # own rows whose queries may read keys that come; what cannot be merged is weighed once
+    may = exchange.readings[graph].read(guests, readers=True)[local] | (not merges)
+    home = weigh(local, local[: len(local) * merges])
+    reads = weigh(local[may], guests if merges else np.append(local, guests))
+    reading = torch.from_numpy(np.flatnonzero(may)).to(device)
 
-        def weigh(parts: Parts, call: Call) -> Outputs:
-            q, k, v = parts
-            if kernel is None:
-                out, lse = nothing(q, k, v)
-                return out, lse if self.merges else None
-            padding = None if call.padding is None else of_keys(call.padding)
-            pairs = {x: of_keys(call.tables[x].index_select(2, own)) for x in work.changes.pairs}
-            if more:
-                k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
-            if self.adds_zero:
-                # outputs get the share of the zero logit before they are rounded
-                q, k, v = widened(q), widened(k), widened(v)
-            mine = replace(call, padding=padding, tables={**call.tables, **pairs})
-            if not self.merges:
-                return kernel(q, k, v, mine), None
-            return cast(Mergeable, kernel).partial(q, k, v, mine)
-
-        return weigh
-
-    def asking(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Piece]:
-        """Keys beside their values, and queries, for each rank."""
-        for r in self.others:
-            keys = (k, v), self.key_heads, self.sent_keys[r], self.got_keys[r]
-            queries = (q,), [*self.heads], self.sent_queries[r], self.got_queries[r]
-            moving: list[Any] = [("keys", *keys)] * self.brings
-            moving += [("q", *queries)] * self.merges
-            for name, parts, heads, rows, got in moving:
-                x = torch.cat([x.index_select(2, rows)[:, heads] for x in parts], 3)
-                yield r, (self, name), x, (*x.shape[:2], len(got), x.shape[3])
-
-    def answering(
-        self, own: Parts, call: Call, came: Sequence[Mapping[Any, Tensor]]
-    ) -> Iterator[Piece]:
-        """Results of others' queries over own keys, log-sum-exps beside outputs, for these."""
-        q, k, v = own
-        for r in self.others:
-            result, count = None, len(self.sent_queries[r])
-            if len(self.got_queries[r]):
-                own_k, own_v = (x.index_select(2, self.kept[r]) for x in (k, v))
-                found = self.for_guests[r]((came[r][self, "q"], own_k, own_v), call)
-                out, lse = cast(Partial, found)
+    def steps(whole: Parts, mine: Parts, call: Call, kind: torch.dtype) -> Steps:
+        yield list(_asked(exchange, graph, links, moving, whole))
+        # outputs get the share of the zero logit before they are rounded
+        inner = torch.promote_types(kind, torch.float32) if adds_zero else kind
+        q, k, v = (x.to(inner) for x in mine)
+        first = home((q, k, v), call)
+        came, replies = (yield), list[Piece]()
+        for r, _, queries, kept, _, ask, over in links:
+            result = q[:0]
+            if ask:
+                rows = (
+                    came[r][exchange, graph].to(inner),
+                    *(x.index_select(2, kept) for x in (k, v)),
+                )
+                out, lse = over(rows, call)
                 result = torch.cat([out, lse[..., None]], 3)
-            shape = len(q), len(self.heads), count, v.shape[3] + 1
-            yield r, self, result, shape if count else None
+            shape = *q.shape[:2], len(queries), v.shape[3] + 1
+            replies.append((r, (exchange, graph), result, shape))
+        yield replies
+        sizes, own = [k.shape[3], v.shape[3]], len(local) * (not merges)
+        parts = (came[r][exchange][:, read].split(sizes, 3) for r, *_ in links)
+        both = zip((k[:, :, :own], v[:, :, :own]), *parts, strict=True)
+        keys, values = (torch.cat(x, 2) for x in both)
+        pairs = {x: call.tables[x].index_select(2, reading) for x in work.changes.pairs}
+        some = replace(call, tables={**call.tables, **pairs})
+        out = reads((q.index_select(2, reading), keys, values), some)
+        if merges:
+            # what is merged is rounded once, at the end
+            out = _merged((widened(first[0]), first[1]), reading, out)
+        last = yield
+        for r, _, queries, *_ in links:
+            if len(queries):
+                x = last[r][exchange, graph]
+                out = _merged(out, queries, (x[..., :-1], x[..., -1]))
+        # no part has the zero logit
+        yield with_zero(cast(Partial, out)) if adds_zero else out
+
+    return steps
+
+
+def _asked(
+    exchange: Exchange, graph: int, links: list[Any], moving: list[int], whole: Parts
+) -> Iterator[Piece]:
+    """Keys beside their values, once for all graphs that read them, and queries, for each rank."""
+    heads = [*exchange.works[graph][1]]
+    for r, keys, queries, _, come, ask, _ in links:
+        moved: list[Any] = [(exchange, whole[1:], moving, keys, len(come))] * (graph == 0)
+        moved.append(((exchange, graph), whole[:1], heads, queries, ask))
+        for name, parts, some, rows, count in moved:
+            x = torch.cat([x.index_select(2, rows)[:, some] for x in parts], 3)
+            yield r, name, x, (*x.shape[:2], count, x.shape[3])
+
+
+def _merged(first: Outputs, rows: Tensor, more: Outputs) -> Outputs:
+    """Results with more of some of their rows, merged by log-sum-exps."""
+    out, lse = cast(Partial, first)
+    here = out.index_select(2, rows), lse.index_select(2, rows)
+    mine, sums = merged(here, cast(Partial, more))
+    return out.index_copy(2, rows, mine), lse.index_copy(2, rows, sums)
 
 
 def rows_here(
     engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
 ) -> Run:
     """What one rank does for a layer."""
-    groups = [
-        GroupHere(exchange, graph, mesh.rank, device, engine.backend)
+    kernels: list[Any] = [
+        (group_here(exchange, graph, mesh.rank, device, engine.backend), *work)
         for exchange in plan.layers[0].exchanges
-        for graph in range(len(exchange.works))
+        for graph, work in enumerate(exchange.works)
     ]
-    kernels: list[Any] = [(here, here.work, here.heads) for here in groups]
     ready = engine.together(kernels, plan.tensors.heads, plan.tensors.key_heads, device)
 
     def run(layer: int, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         kind, grads = parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
-        q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
-        asked, arrived = travel(mesh, chain(*(x.asking(q, k, v) for x in groups)), kind, (q, k, v))
-        own: list[tuple[GroupHere, Parts, Call]] = []
-        for here, group in zip(groups, ready.groups, strict=True):
-            tables = engine.tables(group, layer, call.tables)
-            mine: Any = tuple(x.to(kind) for x in group.parts(q, k, v))
-            own.append((here, mine, replace(call, tables=tables)))
-        firsts = [here.at_home(mine, some) if here.merges else None for here, mine, some in own]
-        came = arrived()
-        replies = chain(*(here.answering(mine, some, came) for here, mine, some in own))
-        learned = [table for *_, some in own for table in some.tables.values()]
-        wide = torch.promote_types(q.dtype, torch.float32)
-        answered, arrived = travel(mesh, replies, wide, (q, k, v, *learned))
-        guests, outs = parts[1], list[Outputs]()
-        for (here, mine, some), first in zip(own, firsts, strict=True):
-            if here.brings:
-                none = torch.cat([x[:, here.key_heads, :0].to(kind) for x in (k, v)], 3)
-                guests = torch.cat([none, *(came[r][here, "keys"] for r in here.others)], 2)
-            keys, values = torch.split(guests[:, here.read], [k.shape[3], v.shape[3]], 3)
-            if first is None:
-                both = torch.cat([mine[1], keys], 2), torch.cat([mine[2], values], 2)
-                outs.append(here.at_home((mine[0], *both), some))
-            else:
-                more = here.reads((mine[0].index_select(2, here.reading), keys, values), some)
-                # what is merged is rounded once, at the end
-                outs.append(_merged((widened(first[0]), first[1]), [(here.reading, more)]))
-        last = arrived()
-        for at, here in enumerate(groups):
-            answers = ((here.sent_queries[r], last[r].get(here)) for r in here.others)
-            results = [(rows, (x[..., :-1], x[..., -1])) for rows, x in answers if x is not None]
-            outs[at] = _merged(outs[at], results)
-            # no part has the zero logit
-            outs[at] = with_zero(cast(Partial, outs[at])) if here.adds_zero else outs[at]
-        every, sums = zip(*outs, strict=True)
-        out = tied(tied(ready.joined(every).to(kind), asked), answered)
-        return out, None if None in sums else tied(tied(ready.joined(sums), asked), answered)
+        whole: Any = tuple(widened(x) if grads and x.requires_grad else x for x in parts)
+        steps, tie = list[Steps](), [*whole]
+        for group in ready.groups:
+            tables, here = engine.tables(group, layer, call.tables), cast(Any, group.kernel)
+            steps.append(here(whole, group.parts(*whole), replace(call, tables=tables), kind))
+            tie += tables.values()
+        came, flats = None, list[Tensor]()
+        for sent in (kind, torch.promote_types(kind, torch.float32)):
+            pieces = [piece for each in steps for piece in each.send(came)]
+            flat, arrived = travel(mesh, pieces, sent, tie)
+            flats.append(flat)
+            for each in steps:
+                next(each)
+            came = arrived()
+        every, sums = zip(*(each.send(came) for each in steps), strict=True)
+        asked = (every, sums)[: 1 + return_lse]
+        out, *lse = (tied(tied(ready.joined(x), flats[0]), flats[1]) for x in asked)
+        return out.to(kind), lse[0] if lse else None
 
     return run
-
-
-def _merged(first: Outputs, more: Iterable[tuple[Tensor, Outputs]]) -> Outputs:
-    """Results with more of some of their rows, merged by log-sum-exps."""
-    for rows, part in more:
-        out, lse = cast(Partial, first)
-        here = out.index_select(2, rows), lse.index_select(2, rows)
-        mine, sums = merged(here, cast(Partial, part))
-        first = out.index_copy(2, rows, mine), lse.index_copy(2, rows, sums)
-    return first

@@ -226,7 +226,7 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
         if len(shape) != 4 or not all(size in fits or not fits for fits, size in rows):
             said = ", ".join(f"{x} = {size}" for x, size in sizes.items() if x != "1")
             raise ValueError(f"{name} must have the shape {axes}, here {said}, got {list(shape)}")
-    check_input(entry, tensor, shape, q.device)
+    check_tensor(f"the input `{entry.name}`", tensor, entry.kind, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
         return tensor.long().clamp(min=0).view(-1, 1, 1)
@@ -234,12 +234,6 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
         return tensor
     tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
     return tensor if padding is None else without_padding(tensor, padding)
-
-
-def check_input(entry: Input, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    """Raises unless a run-time input has the type of its kind and a shape, and is where q is."""
-    types, kind, _ = KINDS[entry.kind]
-    check_tensor(f"the input `{entry.name}`", tensor, types, kind, shape, device)
 
 
 def without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
@@ -395,17 +389,13 @@ def require_numbers(what: str, *tensors: Tensor) -> None:
 
 
 def check_tensor(
-    name: str,
-    tensor: Tensor,
-    types: tuple[torch.dtype, ...],
-    kind: str,
-    shape: tuple[int, ...],
-    device: torch.device | None,
+    name: str, tensor: Tensor, kind: str, shape: tuple[int, ...], device: torch.device | None
 ) -> None:
-    """Raises unless a tensor is dense, of some types, called a `kind`, a shape, and on a device."""
+    """Raises unless a tensor is dense, of a type of `KINDS`, a shape, and on a device, if any."""
     check_strided(name, tensor)
+    types, words, _ = KINDS[kind]
     if tensor.dtype not in types:
-        raise TypeError(f"{name} must be {kind}, got {tensor.dtype}")
+        raise TypeError(f"{name} must be {words}, got {tensor.dtype}")
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}")
     if device is not None and tensor.device != device:

@@ -39,7 +39,6 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Works
 from attnspec.runtime.call_checks import (
     FLOATS,
-    INTEGERS,
     Inputs,
     Parts,
     check_dropout,
@@ -209,7 +208,7 @@ class CompiledAttention(nn.Module):
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
         if keys is not None:
-            check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
+            check_tensor("keys", keys, "ids", (), None)
         # whoever calls from outside may hand in anything
         first: object = q
         traced = isinstance(first, Tensor) and self._is_operator(q)
@@ -311,7 +310,7 @@ class CompiledAttention(nn.Module):
         values = k if v is None else v
         if padding is not None:
             shape = q.shape[0], k.shape[2]
-            check_tensor("key_padding_mask", padding, (torch.bool,), "bool", shape, q.device)
+            check_tensor("key_padding_mask", padding, "tokens", shape, q.device)
         if not undropped:
             dropout_p = check_dropout(dropout_p)
         data: dict[str, Tensor] = {}

@@ -23,10 +23,10 @@ from attnspec.runtime.call_checks import (
     PER_HEAD,
     Inputs,
     Parts,
-    check_input,
     check_layer,
     check_names,
     check_strided,
+    check_tensor,
 )
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import count_of
@@ -106,7 +106,8 @@ def _of_documents(
             )
         if entry.name in inputs:
             count = len(ends[0]) - 1 if entry.kind == "length" else len(k)
-            check_input(entry, inputs[entry.name], (count,), q.device)
+            name = f"the input `{entry.name}`"
+            check_tensor(name, inputs[entry.name], entry.kind, (count,), q.device)
     together = torch.equal(*ends) and module.backend == AUTO and len(ends[0]) > 2 and len(q) > 0
     if not together or not _is_part(program, rest["layer"], q.shape[1]):
         return _by_length(module, parts, ends, inputs, rest)

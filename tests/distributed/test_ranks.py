@@ -91,6 +91,13 @@ MORE = [
         4,
     ),
     Shards("heads 4 attend strided(stride = 7) score bias(buckets = 12)", 150, 4, shape="grouped"),
+    # weights that can be merged beside weights that cannot
+    Shards(
+        "heads 4 head 0 { attend window(radius = 3) normalize relu } head 1..2 { attend full }"
+        " head 3 { attend window(radius = 9) normalize softmax1 }",
+        50,
+        3,
+    ),
     # sums over keys: alike, of several kinds, beside graphs, in frames, with gates
     *(
         Shards(f"{FOUR}attend {each}", n, ranks, partition, "left" if n > 130 else "grouped")

@@ -1,14 +1,19 @@
-"""A layer of sums of features, of which the sums over each rank's keys travel, in two steps: each
-rank merges its share of the rows of all sums, and gives every rank that share of what it goes on
-from. Frames, the logarithms of what sums are divided by, go to everyone; where a gate forgets, the
-logarithms of what it leaves of earlier sums stand in their place.
+"""Layers of which every rank computes a share: some heads at all positions (all-to-all over heads),
+or all heads, of which it keeps its own positions (all-gather); or sums of features, of which the
+sums over each rank's keys travel.
+
+Sums travel in two steps: each rank merges its share of the rows of all sums, and gives every rank
+that share of what it goes on from. Frames, the logarithms of what sums are divided by, go to
+everyone; where a gate forgets, the logarithms of what it leaves of earlier sums stand in their
+place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,11 +21,60 @@ from torch import Tensor
 from attnspec.backends.common.merging import LOWEST, Outputs, in_one_frame
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid import kernel_of
-from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
-from attnspec.distributed.planning import DistributedPlan, dealt
+from attnspec.distributed.collectives import Mesh, Piece, Run, gathered, tied, travel
+from attnspec.distributed.planning import ALL, DistributedPlan, dealt
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine
+from attnspec.runtime.engine import Engine, Prepared
+
+
+def heads_here(
+    engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
+) -> Run:
+    """What one rank does for a layer: its heads, over the whole sequence."""
+    ratio, count, every = plan.tensors.ratio, plan.tensors.key_heads, plan.layers[0].how == ALL
+    positions = (torch.from_numpy(plan.partition.positions(r)) for r in range(mesh.ranks))
+    rows = [x.to(device) for x in positions]
+    shares = [range(count) if every else dealt(r, mesh.ranks, count) for r in range(mesh.ranks)]
+    keys = shares[mesh.rank]
+    heads = range(keys.start * ratio, keys.stop * ratio)
+    works = engine.binder.works(layer, plan.tensors.heads, plan.n, plan.n)
+    decides, ready = any(work.decided for work, _ in works), Prepared()
+    if heads:
+        some = ((work, tuple(head for head in of if head in heads)) for work, of in works)
+        mine = [each for each in some if each[1]]
+        ready = engine.built(mine, len(heads), len(keys), device, heads.start)
+
+    def part(x: Tensor, rank: int = mesh.rank) -> Tensor:
+        """What belongs to a rank's key heads of [B, H or H_kv, …]; all of [B, 1, …]."""
+        each, some = x.shape[1] // count, shares[rank]
+        return x.narrow(1, some.start * each, len(some) * each) if each else x
+
+    def returned(x: Tensor, tie: Tensor) -> Tensor:
+        """Own heads [B, hs, n, …] at all positions to all heads [B, H, n_local, …] at own ones."""
+        if every:
+            return x.index_select(2, rows[mesh.rank])
+        sizes = len(rows[mesh.rank]), *x.shape[3:]
+        pieces: list[Piece] = [
+            (r, "x", x.index_select(2, at), (len(x), len(of) * ratio, *sizes))
+            for r, (at, of) in enumerate(zip(rows, shares, strict=True))
+        ]
+        flat, arrived = travel(mesh, pieces, x.dtype, [tie])
+        return tied(torch.cat([each["x"] for each in arrived()], 1), flat)
+
+    def run(layer: int, parts: Parts, call: Call, return_lse: bool) -> Outputs:
+        q, k, v = gathered(mesh, plan.partition, parts, 2, part)
+        # inputs about heads have four axes
+        data = {name: part(x) if x.dim() == 4 else x for name, x in call.data.items()}
+        tables = {name: part(x) for name, x in call.tables.items()}
+        asked = (q, k, v), replace(call, data=data, tables=tables), return_lse
+        compute = partial(engine.run, replace(ready, layer=layer), *asked)
+        # of heads that decide one rank may refuse what others compute
+        both = mesh.agreed(lambda: (compute(), []), 0, device)[0] if decides else compute()
+        out, *lse = (tied(returned(cast(Tensor, x), q), q) for x in both[: 1 + return_lse])
+        return out, lse[0] if lse else None
+
+    return run
 
 
 def states_here(
