@@ -109,7 +109,9 @@ class Placed:
     def __init__(self, part: Part, product: Product, layout: TileLists) -> None:
         self.batch, self.heads, self.repeat, self.n_q = part.sizes
         self.n_k = part.n_k
-        self.layout = layout = layout.of_groups(self.repeat)
+        if self.repeat > 1:
+            layout = part_of(layout, slice(None), slice(None, None, self.repeat))
+        self.layout = layout
         self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
         self.q = Side(layout.q_order, layout.q_tile, self.n_k, lists, self.repeat, self.n_q)
         self.k = Side(layout.k_order, layout.k_tile, self.n_k, lists, 1, self.n_k)

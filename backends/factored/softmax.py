@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.exact import rows_of_size
-from attnspec.backends.common.score_formula import weigh
+from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.ir.mechanisms.declaration import LANES
 from attnspec.limits import LIMITS
@@ -54,7 +54,8 @@ def attend(
 
 def by_scores(scores: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
     """softmax(scores) v; a query without a key gets 0."""
-    weights = weigh(scores, mask, "softmax")
+    numerators, total, _ = shares(scores, mask, "softmax")
+    weights = numerators / total
     return (functional.dropout(weights, dropout_p) if dropout_p else weights) @ v
 
 

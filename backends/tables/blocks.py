@@ -437,9 +437,8 @@ class WalkingKernel(SoftmaxKernel):
 
     of_rows, of_keys, widens, several = (0, 2), (0, 1), False, True
 
-    def _parts(self, q: Tensor, call: Call, grads: Any) -> Iterator[Walked]:
-        """What is computed together; the gradients of tables are added to `grads`."""
-        raise NotImplementedError
+    _parts: Callable[[Tensor, Call, Any], Iterator[Walked]]
+    """(q, call, grads) -> what is computed together; gradients of tables are added to `grads`."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         result = self._begun(q, k, v, call, scale)
