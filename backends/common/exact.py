@@ -242,14 +242,7 @@ def fused(
         mask = mask.repeat(1, 1, q.shape[2], 1)
     rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
     out = functional.scaled_dot_product_attention(
-        rows,
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=dropout_p,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=gqa,
+        rows, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=gqa
     )
     return out.view(*q.shape[:-1], v.shape[-1])
 

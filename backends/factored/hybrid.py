@@ -238,19 +238,25 @@ class HybridKernel:
         if q.is_cpu:
             q, k, v = widened(q), widened(k), widened(v)
         given = self.kernel.given(q, k, v, call)
+        call = replace(call, tables={name: call.tables[name] for name in self.names})
         if self.exact is None or (self.rest is not None and is_transformed()):
             every = np.arange(shape[2])
             out, lse = self.kernel.worth(self._some(given, len(q), every, call))
         else:
-            tables = {name: call.tables[name] for name in self.names}
-            exact = cast(Partial, self.exact.partial(q, k, v, replace(call, tables=tables)))
+            exact = cast(Partial, self.exact.partial(q, k, v, call))
             out, lse = self._by_sums(given, exact, call)
         return out.to(kept).view(*shape, -1), None if lse is None else lse.view(shape)
 
     def _by_sums(self, given: Given, exact: Partial, call: Call) -> Outputs:
         """The output [N, R, n_q, d_v] and the logarithms of its denominators, of those of the graph
         and of sums."""
-        shape, late = given.q.shape[:3], late_of(given, self.lag)
+        shape, n_k, late = given.q.shape[:3], given.k.shape[1], given
+        if self.lag:
+            # queries that have earlier keys than the latest, beside keys so many positions before
+            keys = max(0, n_k - self.lag)
+            rows = min(shape[2], keys)
+            before, behind = given.cut([shape[2] - rows, rows], [keys, n_k - keys])
+            late = before._replace(q=behind.q)
         out, lse = exact[0].to(exact[1].dtype).reshape(*shape, -1), exact[1].reshape(shape)
         missing = shape[2] - late.q.shape[2]
         weighed: Weighed = pad(out, (0, 1), value=1.0), lse
@@ -307,8 +313,7 @@ class HybridKernel:
         formula = self.formula.of_heads(range(heads.start, heads.stop))
         most, sums = max(1, LIMITS.pairs_at_once // max(1, lines * ratio * n_k)), []
         # numbers of pairs may be those of all heads
-        tables = {name: call.tables[name] for name in self.names}
-        tables = {name: x if len(x) == 1 else x[heads] for name, x in tables.items()}
+        tables = {name: x if len(x) == 1 else x[heads] for name, x in call.tables.items()}
 
         def weighed(given: Given, tables: Any, at: Tensor, blocks: Blocks) -> Weighed:
             mine = replace(call, tables=tables)
@@ -386,17 +391,6 @@ def hybrid_kernel(
     if exact is None and not work.waits:
         exact = SteppedKernel(graph_of(work), kernel.heads, device)
     return HybridKernel(work, device, kernel, exact)
-
-
-def late_of(given: Given, lag: int) -> Given:
-    """What is given to causal sums that leave the `lag` latest keys of every query out: queries
-    that have earlier ones, beside keys so many positions before them."""
-    if not lag:
-        return given
-    n_q, keys = given.q.shape[2], max(0, given.k.shape[1] - lag)
-    early = n_q - min(n_q, keys)
-    before, behind = given.cut([early, n_q - early], [keys, given.k.shape[1] - keys])
-    return before._replace(q=behind.q)
 
 
 # --- generation ----------------------------------------------------------------------------------

@@ -46,9 +46,7 @@ def attend(
     # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
     wide = max(q.shape[3], size)
     q, k, v = (rows_of_size(x, wide) for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=even, scale=scale
-    )
+    out = functional.scaled_dot_product_attention(q, k, v, mask, dropout_p, even, scale=scale)
     return out[..., :size]
 
 
