@@ -17,7 +17,7 @@ from torch import Tensor
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of, shares
 from attnspec.backends.common.scores import ScoreFunction, inputs_read
-from attnspec.backends.factored.definitions import cancelled, defined, has_weights, weights_of
+from attnspec.backends.factored.definitions import defined, has_weights, weights_of
 from attnspec.backends.planner import AUTO, choose
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Program
@@ -172,8 +172,10 @@ class Meaning:
         gradients have the size: weights of a mechanism, some negative, may cancel."""
         if not self.formula:
             return size
-        alone = self._alone(head, numbers)
-        most = max(1.0, cancelled(self.work, head, *alone)) if self.weighs else 1.0
+        most = 1.0
+        if self.weighs:
+            sizes = weights_of(self.work, head, *self._alone(head, numbers), sized=True)
+            most = max(most, sizes.abs().sum(-1).max().item())
         return most * max(size, most)
 
 

@@ -43,10 +43,9 @@ class ByKeyHead:
     """A kernel whose query heads lie by the key head that they read: the one place where those of
     a call are brought into that shape, and outputs back."""
 
-    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
-        """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d], and its log-sum-exps if there are
-        any."""
-        raise NotImplementedError
+    composed: Callable[..., Outputs]
+    """(q [B, K, R, n_q, d], k, v, call) -> the output [B, K, R, n_q, d_v], and its log-sum-exps if
+    there are any."""
 
     def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The output alone."""
@@ -75,9 +74,13 @@ class SoftmaxKernel(ByKeyHead):
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
 
-    def build_differentiable(self) -> ByKeyHead:
-        """The same attention in differentiable operations."""
-        raise NotImplementedError
+    build_differentiable: Callable[[], ByKeyHead]
+    """The same attention in differentiable operations."""
+    forward: Callable[[Tensor, Tensor, Tensor, Call, float], Partial]
+    """(q, k, v, call, scale) -> the output [B, K, R, n_q, d], and log-sum-exps [B, K, R, n_q]."""
+    backward: Callable[[Tensor, Sequence[Tensor], Call, float], Sequence[Tensor]]
+    """(grad, saved, call, scale) -> the gradients of q, k and v, and of the call's tables if one of
+    them asks; `saved` are q, k, v and what `forward` returned."""
 
     @cached_property
     def scale_of(self) -> Callable[[int], float]:
@@ -89,17 +92,6 @@ class SoftmaxKernel(ByKeyHead):
         """The same attention in differentiable operations, built when it is first needed."""
         # it is kept, so the modes of this call must not reach it
         return apart(self.build_differentiable)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
-        """The output [B, K, R, n_q, d] and its log-sum-exps [B, K, R, n_q]."""
-        raise NotImplementedError
-
-    def backward(
-        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
-    ) -> Sequence[Tensor]:
-        """The gradients of q, k and v, and of the call's tables if one of them asks; `saved` are
-        q, k, v and what `forward` returned."""
-        raise NotImplementedError
 
     def derivatives(
         self,
@@ -174,8 +166,7 @@ class SoftmaxKernel(ByKeyHead):
         if self.work.normalize != "softmax1":
             return self.forward(q, k, v, call, scale)
         # the share of the other keys is rounded once, with the output
-        found = self.forward(widened(q), widened(k), widened(v), call, scale)
-        out, lse = with_zero(found)
+        out, lse = with_zero(self.forward(widened(q), widened(k), widened(v), call, scale))
         return out.to(q.dtype), lse
 
 
@@ -251,14 +242,7 @@ def fused(
         mask = mask.repeat(1, 1, q.shape[2], 1)
     rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
     out = functional.scaled_dot_product_attention(
-        rows,
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=dropout_p,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=gqa,
+        rows, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=gqa
     )
     return out.view(*q.shape[:-1], v.shape[-1])
 

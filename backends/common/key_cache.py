@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -178,11 +178,8 @@ class KeyStream:
             sums += [] if lse is None else [lse]
         return (torch.cat(outs, 2), torch.cat(sums, 2) if sums else None), state
 
-    def advanced(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
-    ) -> tuple[Outputs, object]:
-        """A step of few positions."""
-        raise NotImplementedError
+    advanced: ClassVar[Callable[..., tuple[Outputs, object]]]
+    """A step of few positions."""
 
     def seen(
         self, k: Tensor, v: Tensor, call: Call, before: KeyCache | None

@@ -8,6 +8,8 @@ are brought into one frame, the largest logarithm. What takes no `into` differen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def merged(first: Partial, second: Partial) -> Partial:
     return torch.lerp(one, other, share).to(first[0].dtype), top[0] + torch.log(total)
 
 
-def merge(into: Partial, more: Partial) -> None:
+def merge(into: Sequence[Tensor], more: Sequence[Tensor]) -> None:
     """The same of two parts in place, without derivatives and in four calls; `into` has the type of
     its log-sum-exps, so that no small share is rounded away."""
     (out, lse), (other, sums) = into, more

@@ -118,12 +118,6 @@ def unit(x: Tensor) -> Tensor:
     return x / torch.where(square > 0, square, 1.0).sqrt()
 
 
-def weigh(scores: Tensor, mask: Tensor | None, normalize: str) -> Tensor:
-    """The weights of scores [..., w] under a mask; a row without a key weighs nothing."""
-    numerators, total, _ = shares(scores, mask, normalize)
-    return numerators / total
-
-
 def shares(
     scores: Tensor,
     mask: Tensor | None,
@@ -133,36 +127,30 @@ def shares(
     """What scores [..., w] weigh under a mask, each so many times: numerators [..., w], what
     divides them [..., 1] or [], and the log-sum-exps of the scores [...], None for weights that are
     not softmax."""
-    if normalize == "sigmoid":
-        weights = _times(torch.sigmoid(scores), counts)
+
+    def times(weights: Tensor) -> Tensor:
+        return weights if counts is None else weights * counts.to(weights.dtype)
+
+    if normalize in ("sigmoid", "relu"):
+        weights = times(getattr(torch, normalize)(scores))
         weights = weights if mask is None else weights.masked_fill(~mask, 0.0)
-        return weights, weights.new_ones(()), None
-    if normalize == "relu":
-        weights = _times(torch.relu(scores), counts)
-        if mask is not None:
-            weights = weights.masked_fill(~mask, 0.0)
+        if normalize == "sigmoid":
+            return weights, weights.new_ones(()), None
         total = weights.sum(-1, keepdim=True)
         return weights, torch.where(total > 0, total, 1.0), None
     if mask is not None:
         scores = torch.where(mask, scores, -torch.inf)
     # the shift cancels in the quotient, so that it has no gradient
-    top = _top(scores, 0.0 if normalize == "softmax1" else -torch.inf)
-    weights = _times(torch.exp(scores - top), counts)
+    top = scores.detach()
+    if scores.shape[-1]:
+        top = top.amax(-1, keepdim=True).clamp_min(0.0 if normalize == "softmax1" else -torch.inf)
+        top = torch.where(top > -torch.inf, top, 0.0)
+    else:
+        top = torch.zeros_like(top.sum(-1, keepdim=True))
+    weights = times(torch.exp(scores - top))
     total = weights.sum(-1, keepdim=True)
     if normalize == "softmax1":
         total = total + torch.exp(-top)
     some = torch.where(total > 0, total, 1.0)
     lse = torch.where(total > 0, torch.log(some) + top, -torch.inf)
     return weights, some, lse[..., 0]
-
-
-def _times(weights: Tensor, counts: Tensor | None) -> Tensor:
-    return weights if counts is None else weights * counts.to(weights.dtype)
-
-
-def _top(scores: Tensor, least: float) -> Tensor:
-    """The greatest score of every row [..., 1], a constant; 0 where there is none."""
-    if scores.shape[-1] == 0:
-        return torch.zeros_like(scores.detach().sum(-1, keepdim=True))
-    top = scores.detach().amax(-1, keepdim=True).clamp_min(least)
-    return torch.where(top > -torch.inf, top, 0.0)

@@ -103,24 +103,10 @@ class TileLists:
 
     def is_shared(self, repeat: int) -> bool:
         """Whether so many heads that follow one another are known to have one order and lists."""
-        each = [x for x in (self.q_order, self.k_order, self.lists) if x is not None]
-        groups = (_by_group(x, repeat) for x in each)
+        every = self.q_order, self.k_order, self.lists
+        each = (x for x in every if x is not None and x.shape[1] > 1)
+        groups = (torch.unflatten(x, 1, (-1, repeat)) for x in each)
         return self.whole and all(bool((x == x[:, :, :1]).all()) for x in groups)
-
-    def of_groups(self, repeat: int) -> TileLists:
-        """The same for the first of every so many heads."""
-        if repeat == 1:
-            return self
-        q_order, k_order = (
-            x if x is None else _by_group(x, repeat)[:, :, 0] for x in (self.q_order, self.k_order)
-        )
-        lists = _by_group(self.lists, repeat)[:, :, 0]
-        return replace(self, q_order=q_order, k_order=k_order, lists=lists)
-
-
-def _by_group(x: Tensor, repeat: int) -> Tensor:
-    """[B, heads, ..] as [B, groups, repeat, ..], what all heads have as [B, 1, 1, ..]."""
-    return torch.unflatten(x, 1, (-1, 1 if x.shape[1] == 1 else repeat))
 
 
 class Choice:
@@ -130,9 +116,7 @@ class Choice:
     means has `layouts()`: tiles that hold all pairs, at least one layout.
     """
 
-    def holds(self, q: Tensor, k: Tensor) -> Tensor:
-        """Whether query position q reads key position k: bool, elementwise."""
-        raise NotImplementedError
+    holds: Holds
 
     @property
     def lists(self) -> Mapping[str, Tensor]:

@@ -109,7 +109,9 @@ class Placed:
     def __init__(self, part: Part, product: Product, layout: TileLists) -> None:
         self.batch, self.heads, self.repeat, self.n_q = part.sizes
         self.n_k = part.n_k
-        self.layout = layout = layout.of_groups(self.repeat)
+        if self.repeat > 1:
+            layout = part_of(layout, slice(None), slice(None, None, self.repeat))
+        self.layout = layout
         self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
         self.q = Side(layout.q_order, layout.q_tile, self.n_k, lists, self.repeat, self.n_q)
         self.k = Side(layout.k_order, layout.k_tile, self.n_k, lists, 1, self.n_k)
@@ -196,7 +198,7 @@ def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class Part:
     """Samples, key heads and of the query heads of each some, of a call of so many [B, K, R, n_q]
-    and n_k keys. Its layouts are those of choices, `fitted` for its heads and keys if asked for."""
+    and n_k keys. Its layouts are those of choices, `fitted` to it if asked for."""
 
     samples: slice
     heads: slice
@@ -204,7 +206,7 @@ class Part:
     shape: tuple[int, int, int, int]
     n_k: int
     call: Call
-    fitted: Callable[[TileLists, int, int], TileLists] = lambda layout, heads, n_k: layout
+    fitted: Callable[[TileLists, Part], TileLists] = lambda layout, part: layout
 
     @property
     def queries(self) -> tuple[slice, slice, slice]:
@@ -234,9 +236,7 @@ class Part:
 
     def layouts(self, product: Product) -> tuple[TileLists, ...]:
         """The layouts of a product's leaf."""
-        heads = self.repeats.stop - self.repeats.start
-        layouts = self.data[product.leaf].layouts()
-        return tuple(self.fitted(each, heads, self.n_k) for each in layouts)
+        return tuple(self.fitted(each, self) for each in self.data[product.leaf].layouts())
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

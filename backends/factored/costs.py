@@ -56,14 +56,13 @@ def products_of(work: Work, heads: int, size: int) -> Products:
         backward += 3 * pairs + again * features
         moved += 2 * sum(parts) + 2 * count
         elements = max(elements, sum(min(LIMITS.product, heads * part) for part in parts))
-    if not work.hybrid:
-        return Products(flops, backward, moved, elements)
-    # sums of some heads that pairs are taken from, and what is kept of all of them
-    sums = work.n_q * (size + 1)
-    beside = 4 * heads * work.n_q
-    if steps:
-        beside += min(heads, max(2, LIMITS.product // max(1, sums))) * sums
-    return Products(flops, backward, moved + 3 * sums, elements + beside)
+    if work.hybrid:
+        # sums of some heads that pairs are taken from, and what is kept of all of them
+        sums = work.n_q * (size + 1)
+        moved, elements = moved + 3 * sums, elements + 4 * heads * work.n_q
+        if steps:
+            elements += min(heads, max(2, LIMITS.product // max(1, sums))) * sums
+    return Products(flops, backward, moved, elements)
 
 
 def pair_flops(mechanism: MechanismDeclaration, size: int) -> int:

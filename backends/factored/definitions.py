@@ -126,53 +126,24 @@ def has_weights(work: Work) -> bool:
 
 
 def weights_of(
-    work: Work, head: int, q: Tensor, k: Tensor, tables: Tables, *, steady: bool = False
+    work: Work,
+    head: int,
+    q: Tensor,
+    k: Tensor,
+    tables: Tables,
+    *,
+    steady: bool = False,
+    sized: bool = False,
 ) -> Tensor:
-    """The weights [n_q, n_k] of all pairs; `steady` ones are divided by constants, as far as
-    gradients are concerned."""
-    weights = _undivided(work, head, q, k, tables)
-    total = weights.sum(-1, keepdim=True)
-    return _divided(work, weights, total.detach() if steady else total)
-
-
-def cancelled(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> float:
-    """The largest sum of the sizes of a row's weights, some of which may cancel."""
-    total = _undivided(work, head, q, k, tables).sum(-1, keepdim=True)
-    sizes = _pairs(work, head, q, k, tables, sized=cancels(mechanism_of(work))).abs()
-    if work.hybrid:
-        # what the kernel gave a pair of the graph is taken away again
-        pairs, exact = _of_graph(work, head, q, k, tables)
-        sizes = sizes + exact.masked_fill(~pairs, 0.0)
-    return _divided(work, sizes, total).abs().sum(-1).max().item()
-
-
-def _undivided(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
-    """The weights [n_q, n_k] of all pairs before they are divided."""
-    weights = _pairs(work, head, q, k, tables)
-    return torch.where(*_of_graph(work, head, q, k, tables), weights) if work.hybrid else weights
-
-
-def _divided(work: Work, weights: Tensor, total: Tensor) -> Tensor:
-    """Weights divided by what the mechanism makes of their sums [n_q, 1]."""
-    text = text_of(work, 0)
-    if not mechanism_of(work).sums or text["NORMALIZE"] == "none":
-        return weights
-    if not (work.hybrid or text["ADDED"] or text["LEAST"]):
-        # of weights above 0 that are too small for their type nothing is known
-        total = total.masked_fill(total == 0, torch.nan)
-    return weights / torch.as_tensor(text["divisor"](total, torch.zeros_like(total)))
-
-
-def _pairs(
-    work: Work, head: int, q: Tensor, k: Tensor, tables: Tables, sized: bool = False
-) -> Tensor:
-    """The weights [n_q, n_k] that the mechanism gives all pairs, before they are divided, or the
-    products of the sizes of features: what values that are rows of the identity become."""
-    declared, changes = mechanism_of(work), dict[str, Any]()
+    """The weights [n_q, n_k] of all pairs, or `sized` the sizes of their parts, some of which may
+    cancel; `steady` ones are divided by constants, as far as gradients are concerned."""
+    declared, text, eye = mechanism_of(work), text_of(work, head), torch.eye(len(k), dtype=k.dtype)
+    divides = declared.sums and text["NORMALIZE"] != "none"
     if declared.sums:
-        changes["NORMALIZE"] = "none"
-    text = text_of(work, head, **changes)
-    if sized:
+        text["NORMALIZE"] = "none"
+    # before they are divided: what values that are rows of the identity become
+    weights = parts = _mixed(work, text, q, k, eye, tables)
+    if sized and cancels(declared):
         feature_of = text["feature_of"]
 
         def sizes(x: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
@@ -181,21 +152,30 @@ def _pairs(
             return rows.abs() if one_by_one else rows.norm(dim=-1, keepdim=True), log
 
         text["feature_of"] = sizes
-    return _mixed(work, text, q, k, torch.eye(len(k), dtype=k.dtype), tables)
+        parts = _mixed(work, text, q, k, eye, tables)
+    if work.hybrid:
+        pairs, exact = _of_graph(work, head, q, k, tables)
+        weights = torch.where(pairs, exact, weights)
+        # what the kernel gave a pair of the graph is taken away again
+        parts = parts.abs() + exact.masked_fill(~pairs, 0.0) if sized else weights
+    if not divides:
+        return parts
+    total = weights.sum(-1, keepdim=True)
+    if not (work.hybrid or text["ADDED"] or text["LEAST"]):
+        # of weights above 0 that are too small for their type nothing is known
+        total = total.masked_fill(total == 0, torch.nan)
+    total = total.detach() if steady else total
+    return parts / torch.as_tensor(text["divisor"](total, torch.zeros_like(total)))
 
 
 def _mixed(
     work: Work, text: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor, tables: Tables
 ) -> Tensor:
     """The output of one head by its text."""
-    parts = (x[None, None] for x in (q, k, v))
-    output: Tensor = text["mix"](*parts, work.layer, None, _learned(work, tables))
+    parts, name = (x[None, None] for x in (q, k, v)), mechanism_of(work).name
+    learned = {f"{name}_{part}": x[None] for part, x in tables.items()}
+    output: Tensor = text["mix"](*parts, work.layer, None, learned)
     return output[0, 0]
-
-
-def _learned(work: Work, tables: Tables) -> dict[str, Tensor]:
-    """What is learned as the text calls it, [1, *shape]."""
-    return {f"{mechanism_of(work).name}_{name}": x[None] for name, x in tables.items()}
 
 
 def _of_graph(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:

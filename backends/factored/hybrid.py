@@ -195,16 +195,15 @@ class HybridKernel:
     def __init__(
         self,
         work: Work,
-        heads: tuple[int, ...],
         device: torch.device,
         kernel: FeatureKernel,
-        exact: Mergeable | None,
+        exact: Mergeable | None = None,
     ) -> None:
         self.work, self.device = work, device
         self.kernel, self.exact = kernel, exact
         self.graph = graph_of(work)
         # keys are of length 1 when it is asked
-        self.formula = Formula(replace(self.graph, unit_keys=False), heads, device)
+        self.formula = Formula(replace(self.graph, unit_keys=False), kernel.heads, device)
         self.names = (*work.changes.tables, *work.changes.pairs)
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
         self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if kernel.signed else 1.0
@@ -239,30 +238,30 @@ class HybridKernel:
         if q.is_cpu:
             q, k, v = widened(q), widened(k), widened(v)
         given = self.kernel.given(q, k, v, call)
+        call = replace(call, tables={name: call.tables[name] for name in self.names})
         if self.exact is None or (self.rest is not None and is_transformed()):
             every = np.arange(shape[2])
-            out, lse = self.worth(self._some(given, len(q), every, call))
+            out, lse = self.kernel.worth(self._some(given, len(q), every, call))
         else:
-            tables = {name: call.tables[name] for name in self.names}
-            exact = cast(Partial, self.exact.partial(q, k, v, replace(call, tables=tables)))
+            exact = cast(Partial, self.exact.partial(q, k, v, call))
             out, lse = self._by_sums(given, exact, call)
         return out.to(kept).view(*shape, -1), None if lse is None else lse.view(shape)
-
-    def worth(self, weighed: Weighed) -> Outputs:
-        """What sums are worth, and the logarithms of what divides them, if it is positive."""
-        (sums, log), how = weighed, self.kernel
-        lse = how.log_divisor(sums[..., -1], log) if how.positive else None
-        return how.divided(sums, log), lse
 
     def _by_sums(self, given: Given, exact: Partial, call: Call) -> Outputs:
         """The output [N, R, n_q, d_v] and the logarithms of its denominators, of those of the graph
         and of sums."""
-        shape, late = given.q.shape[:3], late_of(given, self.lag)
+        shape, n_k, late = given.q.shape[:3], given.k.shape[1], given
+        if self.lag:
+            # queries that have earlier keys than the latest, beside keys so many positions before
+            keys = max(0, n_k - self.lag)
+            rows = min(shape[2], keys)
+            before, behind = given.cut([shape[2] - rows, rows], [keys, n_k - keys])
+            late = before._replace(q=behind.q)
         out, lse = exact[0].to(exact[1].dtype).reshape(*shape, -1), exact[1].reshape(shape)
         missing = shape[2] - late.q.shape[2]
         weighed: Weighed = pad(out, (0, 1), value=1.0), lse
         if not late.k.shape[1]:
-            return self.worth(weighed)
+            return self.kernel.worth(weighed)
         sums, log = self.kernel.sums(late)
         frames = pad(log, (missing, 0), value=LOWEST)
         sums, lost = pad(sums, (0, 0, missing, 0)), None
@@ -274,7 +273,7 @@ class HybridKernel:
         weighed = together([weighed, (sums, frames)], self.kernel)
         if lost is not None and lost.any():
             weighed = self._again(given, len(exact[0]), call, weighed, lost)
-        return self.worth(weighed)
+        return self.kernel.worth(weighed)
 
     def _lost(self, lse: Tensor, sums: Tensor, frames: Tensor, sizes: Tensor) -> Tensor:
         """The rows of which more was taken away than stays, bool [N, n_q]."""
@@ -314,8 +313,7 @@ class HybridKernel:
         formula = self.formula.of_heads(range(heads.start, heads.stop))
         most, sums = max(1, LIMITS.pairs_at_once // max(1, lines * ratio * n_k)), []
         # numbers of pairs may be those of all heads
-        tables = {name: call.tables[name] for name in self.names}
-        tables = {name: x if len(x) == 1 else x[heads] for name, x in tables.items()}
+        tables = {name: x if len(x) == 1 else x[heads] for name, x in call.tables.items()}
 
         def weighed(given: Given, tables: Any, at: Tensor, blocks: Blocks) -> Weighed:
             mine = replace(call, tables=tables)
@@ -360,17 +358,15 @@ class ReadingHybrid(ReadingKernel):
 
     reuses = ()  # log-sum-exps are another computation
 
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, kernel: FeatureKernel
-    ) -> None:
-        super().__init__(work, heads, device)
+    def __init__(self, work: Work, device: torch.device, kernel: FeatureKernel) -> None:
+        super().__init__(work, kernel.heads, device)
         self.kernel = kernel
 
     def known(self, work: Work) -> Kernel:
-        return hybrid_kernel(work, self.heads, self.device, self.kernel)
+        return hybrid_kernel(work, self.device, self.kernel)
 
     def unknown(self) -> HybridKernel:
-        return HybridKernel(self.work, self.heads, self.device, self.kernel, None)
+        return HybridKernel(self.work, self.device, self.kernel)
 
     def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
         """What goes on with it from a state, inputs coming with their positions."""
@@ -382,34 +378,19 @@ def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kerne
     if not mechanism_of(work).sums:
         return MatrixKernel(work)
     kernel = FeatureKernel(work, heads)
-    return hybrid_kernel(work, heads, device, kernel) if work.hybrid else kernel
+    return hybrid_kernel(work, device, kernel) if work.hybrid else kernel
 
 
 def hybrid_kernel(
-    work: Work,
-    heads: tuple[int, ...],
-    device: torch.device,
-    kernel: FeatureKernel,
-    exact: Mergeable | None = None,
+    work: Work, device: torch.device, kernel: FeatureKernel, exact: Mergeable | None = None
 ) -> HybridKernel | ReadingHybrid:
     """Runs a graph beside a mechanism with its own kernel; `exact` runs a static graph alone, or
     tables where it is None."""
     if work.reads and not (work.decided or work.changes.inputs):
-        return ReadingHybrid(work, heads, device, kernel)
+        return ReadingHybrid(work, device, kernel)
     if exact is None and not work.waits:
-        exact = SteppedKernel(graph_of(work), heads, device)
-    return HybridKernel(work, heads, device, kernel, exact)
-
-
-def late_of(given: Given, lag: int) -> Given:
-    """What is given to causal sums that leave the `lag` latest keys of every query out: queries
-    that have earlier ones, beside keys so many positions before them."""
-    if not lag:
-        return given
-    n_q, keys = given.q.shape[2], max(0, given.k.shape[1] - lag)
-    early = n_q - min(n_q, keys)
-    before, behind = given.cut([early, n_q - early], [keys, given.k.shape[1] - keys])
-    return before._replace(q=behind.q)
+        exact = SteppedKernel(graph_of(work), kernel.heads, device)
+    return HybridKernel(work, device, kernel, exact)
 
 
 # --- generation ----------------------------------------------------------------------------------
@@ -429,7 +410,7 @@ class HybridStream(KeyStream):
     def advanced(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
     ) -> tuple[Outputs, object]:
-        hybrid, kernel = self.hybrid, self.hybrid.kernel
+        kernel = self.hybrid.kernel
         check_no_dropout(f"GRAPH + {kernel.declared.name}", call.dropout_p)
         given = kernel.given(q, k, v, call)
         sums, kept = cast("tuple[State, KeyCache | None]", state or (given.no_keys(), None))
@@ -439,7 +420,7 @@ class HybridStream(KeyStream):
         cache, formula, blocks, later = self.seen(k, v, call, kept)
         every = _of_keys(given, cache)
         pairs = pair_by_pair(every, len(q), formula, blocks, Call(tables=call.tables))
-        out, lse = hybrid.worth(together([*pairs, given.on(sums)], kernel))
+        out, lse = kernel.worth(together([*pairs, given.on(sums)], kernel))
         left = cache.part(~later)
         if len(left.positions):
             sums = _of_keys(given, left).absorbed(sums)

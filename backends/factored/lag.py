@@ -16,24 +16,18 @@ from attnspec.layout.orders import terms_of, without
 from attnspec.lower.work import Work
 
 
+@lru_cache(maxsize=64)
 def lagged(work: Work) -> tuple[int, Relation | None]:
     """How many of the latest positions, its own among them, each query of a work that is causal
     reads, as far as there are so many, and the other pairs, None for none; 0 and all pairs where it
     is not causal. The sums over all keys but these are the causal sums some positions later."""
-    if not work.causal:
-        return 0, work.relation
-    return _lagged(work.relation, work.n_q, work.n_k)
-
-
-@lru_cache(maxsize=64)
-def _lagged(relation: Relation, n_q: int, n_k: int) -> tuple[int, Relation | None]:
-    lags = [_latest(term, n_q, n_k) for term in terms_of(relation)]
+    lags = [_latest(term, work.n_q, work.n_k) for term in terms_of(work.relation) if work.causal]
     count, every = max(lags, default=(0, False))
     if not count:
-        return 0, relation
+        return 0, work.relation
     if every and len(lags) == 1:
         return count, None
-    return count, without(relation, (Window(before=count - 1, after=0),))
+    return count, without(work.relation, (Window(before=count - 1, after=0),))
 
 
 def _latest(term: Relation, n_q: int, n_k: int) -> tuple[int, bool]:

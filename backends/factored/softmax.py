@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.exact import rows_of_size
-from attnspec.backends.common.score_formula import weigh
+from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.ir.mechanisms.declaration import LANES
 from attnspec.limits import LIMITS
@@ -46,15 +46,14 @@ def attend(
     # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
     wide = max(q.shape[3], size)
     q, k, v = (rows_of_size(x, wide) for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=even, scale=scale
-    )
+    out = functional.scaled_dot_product_attention(q, k, v, mask, dropout_p, even, scale=scale)
     return out[..., :size]
 
 
 def by_scores(scores: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
     """softmax(scores) v; a query without a key gets 0."""
-    weights = weigh(scores, mask, "softmax")
+    numerators, total, _ = shares(scores, mask, "softmax")
+    weights = numerators / total
     return (functional.dropout(weights, dropout_p) if dropout_p else weights) @ v
 
 

@@ -113,19 +113,24 @@ def gated_sums(f, g, w, gate):
 # --- features ------------------------------------------------------------------------------------
 
 
+def unframed(values):
+    """Features as they are."""
+    return values, torch.zeros_like(values[..., :1])
+
+
 def elu1(x, layer, learned):
     """elu(x) + 1, which does not round to 0."""
-    return torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x), torch.zeros_like(x[..., :1])
+    return unframed(torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x))
 
 
 def relu(x, layer, learned):
     """The positive part."""
-    return torch.relu(x), torch.zeros_like(x[..., :1])
+    return unframed(torch.relu(x))
 
 
 def squared_relu(x, layer, learned):
     """The square of the positive part."""
-    return torch.relu(x).square(), torch.zeros_like(x[..., :1])
+    return unframed(torch.relu(x).square())
 
 
 def exp(x, layer, learned):
@@ -135,12 +140,12 @@ def exp(x, layer, learned):
 
 def identity(x, layer, learned):
     """The row as it is."""
-    return x, torch.zeros_like(x[..., :1])
+    return unframed(x)
 
 
 def first_order(x, layer, learned):
     """(1, x / |x|), whose products are 1 + the cosine."""
-    return torch.cat([torch.ones_like(x[..., :1]), unit(x)], -1), torch.zeros_like(x[..., :1])
+    return unframed(torch.cat([torch.ones_like(x[..., :1]), unit(x)], -1))
 
 
 def second_order(x, layer, learned):
@@ -151,51 +156,52 @@ def second_order(x, layer, learned):
         one, behind = x[..., low : low + 8], x[..., low + 8 :]
         rest = torch.cat([one / math.sqrt(2), behind], -1)
         products.append((one[..., None] * rest[..., None, :]).flatten(-2))
-    one = torch.ones_like(x[..., :1])
-    return torch.cat([*products, x, one], -1), torch.zeros_like(one)
+    return unframed(torch.cat([*products, x, torch.ones_like(x[..., :1])], -1))
 
 
 def waves(x, layer, learned):
     """(sin, cos)(w . x) / sqrt(m) of rows of length 1."""
     w = directions(x, layer) * learned["rfa_spread"][:, None]
     along = unit(x) @ w.mT
-    values = torch.cat([along.sin(), along.cos()], -1) / math.sqrt(w.shape[1])
-    return values, torch.zeros_like(x[..., :1])
+    return unframed(torch.cat([along.sin(), along.cos()], -1) / math.sqrt(w.shape[1]))
+
+
+def projected(x, layer):
+    """w . x and |x|^2 / 2 of scaled rows, and how many directions w there are."""
+    x, w = x * factor_of(x.shape[3]), directions(x, layer)
+    return x @ w.mT, x.square().sum(-1, keepdim=True) / 2, w.shape[1]
 
 
 def positive(x, layer, learned):
     """exp(w . x - |x|^2 / 2) / sqrt(m)."""
-    x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    half = x.square().sum(-1, keepdim=True) / 2
-    return exponentials(x @ w.mT, half, -math.log(w.shape[1]) / 2)
+    along, half, count = projected(x, layer)
+    return exponentials(along, half, -math.log(count) / 2)
 
 
 def gaussian(x, layer, learned):
     """exp(w . x - |x|^2) / sqrt(m), whose products estimate exp(-|x - y|^2 / 2)."""
-    x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    return exponentials(x @ w.mT, x.square().sum(-1, keepdim=True), -math.log(w.shape[1]) / 2)
+    along, half, count = projected(x, layer)
+    return exponentials(along, 2 * half, -math.log(count) / 2)
 
 
 def hyperbolic(x, layer, learned):
     """(exp(w . x), exp(-w . x)) exp(-|x|^2 / 2) / sqrt(2 m)."""
-    x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    along, half = x @ w.mT, x.square().sum(-1, keepdim=True) / 2
-    return exponentials(torch.cat([along, -along], -1), half, -math.log(2 * w.shape[1]) / 2)
+    along, half, count = projected(x, layer)
+    return exponentials(torch.cat([along, -along], -1), half, -math.log(2 * count) / 2)
 
 
 def trig(x, layer, learned):
     """(sin, cos)(w . x) exp(|x|^2 / 2) / sqrt(m)."""
-    x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    along, half = x @ w.mT, x.square().sum(-1, keepdim=True) / 2
+    along, half, count = projected(x, layer)
     top = half.detach()
     values = torch.cat([along.sin(), along.cos()], -1) * torch.exp(half - top)
-    return values, top - math.log(w.shape[1]) / 2
+    return values, top - math.log(count) / 2
 
 
 def relu_along(x, layer, learned):
     """relu(w . x) / sqrt(m)."""
     x, w = x * factor_of(x.shape[3]), directions(x, layer)
-    return torch.relu(x @ w.mT) / math.sqrt(w.shape[1]), torch.zeros_like(x[..., :1])
+    return unframed(torch.relu(x @ w.mT) / math.sqrt(w.shape[1]))
 
 
 def exponentials(x, less, log):

@@ -150,11 +150,11 @@ class Blocks:
             rows, index = zip(*map(self._rows_of, result), strict=True)
             known = [x.index_select(1, index[0]) for x in into] if more else rows
             if more:
-                merge((known[0], known[1]), (rows[0], rows[1]))
+                merge(known, rows)
             for x, y in zip(into, known, strict=True):
                 x.index_copy_(1, index[0], y.to(x.dtype))
         elif more:
-            merge((there[0], there[1]), (result[0], result[1]))
+            merge(there, result)
         else:
             for x, y in zip(there, result, strict=True):
                 x.copy_(y.view(x.shape))
@@ -232,7 +232,7 @@ class Order:
         room = self.room(**named)
         return room if self.natural else [x.zero_() for x in room]
 
-    def put(self, into: Partial, rows: Sequence[Tensor], more: bool) -> None:
+    def put(self, into: Sequence[Tensor], rows: Sequence[Tensor], more: bool) -> None:
         """Put what there is in `room` where it belongs, as `Blocks.put` does."""
         if not self.natural:
             self.blocks.put(into, (rows[0][None], rows[1][None]), more)
@@ -258,7 +258,7 @@ class Repeated(Order):
     def take(self, **named: Tensor) -> Sequence[Tensor]:
         return (*named.values(),)
 
-    def put(self, into: Partial, rows: Sequence[Tensor], more: bool) -> None:
+    def put(self, into: Sequence[Tensor], rows: Sequence[Tensor], more: bool) -> None:
         (out,), (sums,) = rows
         sums[-1] = LOWEST
         logs = sums.take(self.each)
@@ -421,84 +421,6 @@ def in_order(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
     return flat[np.sort(first)], parts
 
 
-def attend(
-    steps: Iterable[Step],
-    q: Tensor,
-    keys: Sequence[Tensor],
-    result: Partial,
-    padding: Tensor | None,
-    scale: float,
-    scores: Any,
-) -> None:
-    """Fills in the output and log-sum-exps of q [c R, n_q, d] over keys and values [c, n_k, d], or
-    merges them with what is there; `padding` [n_k] is what is added for every key, `scores` a
-    `ScoreChanges` or None."""
-    out, lse = result
-    wide = lse.dtype
-    for step in steps:
-        (q_now,) = step.q_order.take(queries=q)
-        k_now, v_now = step.k_order.take(keys=keys[0], values=keys[1])
-        now = step.q_order.room(result=out, sums=lse)
-        for piece in step.pieces(q.shape[0], q.shape[2], False, scores is not None):
-            bias = piece.bias(padding, wide)
-            rows = (*piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now))
-            if scores is None or not scores.scores.bends:
-                if scores is not None:
-                    bias = scores.added(piece, bias, wide)
-                part = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
-            else:
-                wider = [x.to(wide) for x in rows]
-                part = scores.forward(piece, wider, bias, scale)
-            piece.into.put((now[0], now[1]), part, step.q_order.natural and step.merges)
-        step.q_order.put(result, now, step.merges)
-    empty = lse < LOWEST / 2
-    if bool(empty.any()):
-        out.masked_fill_(empty[..., None], 0.0)
-        lse.masked_fill_(empty, -math.inf)
-
-
-def derive(
-    steps: Iterable[Step],
-    rows: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    into: Sequence[Tensor],
-    padding: Tensor | None,
-    scale: float,
-    scores: Any,
-) -> None:
-    """Adds up the gradients of q, k and v, and those of tables; `rows` are the gradient of the
-    output, q, the output and its log-sum-exps, 0 for a query without a key."""
-    grad, q, out, lse = rows
-    wide = lse.dtype
-    for step in steps:
-        queries, order = step.q_order, step.k_order
-        k_now, v_now = order.take(keys=keys[0], values=keys[1])
-        now = queries.take(grad_rows=grad, q_rows=q, out_rows=out, lse_rows=lse)
-        q_sums = queries.room(query_gradients=into[0])
-        sums = order.zeros(key_gradients=into[1], value_gradients=into[2])
-        for piece in step.pieces(q.shape[0], q.shape[2], True, scores is not None):
-            bias = piece.bias(padding, wide)
-            named = dict(zip(("grad", "q", "out", "lse"), now, strict=True))
-            *above, out_now, lse_now = piece.q.read(**named)
-            parts = *above, *piece.k.read(k=k_now, v=v_now), out_now, lse_now.contiguous()
-            if scores is not None and (scores.learned or scores.scores.bends):
-                grads = scores.backward(piece, parts, bias, scale)
-            else:
-                if scores is not None:
-                    bias = scores.added(piece, bias, wide)
-                grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
-            if queries.natural:
-                piece.q.add(q_sums[0], grads[0])
-            else:
-                piece.into.put(q_sums, grads[:1], False)
-            for total, share in zip(sums, grads[1:], strict=True):
-                piece.k.add(total, share)
-            if step.weigh is not None:
-                step.weigh(piece, parts[2:4], grads[1:])
-        queries.add(into[:1], q_sums)
-        order.add(into[1:], sums)
-
-
 Index = tuple["slice | None", ...]
 
 Walked = tuple[Index, Index, Iterable[Step], "Tensor | None", Any]
@@ -515,17 +437,36 @@ class WalkingKernel(SoftmaxKernel):
 
     of_rows, of_keys, widens, several = (0, 2), (0, 1), False, True
 
-    def _parts(self, q: Tensor, call: Call, grads: Any) -> Iterator[Walked]:
-        """What is computed together; the gradients of tables are added to `grads`."""
-        raise NotImplementedError
+    _parts: Callable[[Tensor, Call, Any], Iterator[Walked]]
+    """(q, call, grads) -> what is computed together; gradients of tables are added to `grads`."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         result = self._begun(q, k, v, call, scale)
-        kind = result[1].dtype if self.widens else q.dtype
+        wide = result[1].dtype
+        kind = wide if self.widens else q.dtype
         for of_q, of_k, steps, padding, scores in self._parts(q, call, {}):
             rows, *lines = [x[of_q].flatten(*self.of_rows) for x in (q, *result)]
-            keys = [x[of_k].flatten(*self.of_keys).to(kind) for x in (k, v)]
-            attend(steps, rows.to(kind), keys, (lines[0], lines[1]), padding, scale, scores)
+            rows, (out, lse) = rows.to(kind), lines
+            keys, values = [x[of_k].flatten(*self.of_keys).to(kind) for x in (k, v)]
+            for step in steps:
+                queries = step.q_order
+                (q_now,) = queries.take(queries=rows)
+                k_now, v_now = step.k_order.take(keys=keys, values=values)
+                now = queries.room(result=out, sums=lse)
+                for piece in step.pieces(rows.shape[0], q.shape[-1], False, scores is not None):
+                    bias = piece.bias(padding, wide)
+                    parts = *piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now)
+                    if scores is not None and scores.scores.bends:
+                        part = scores.forward(piece, [x.to(wide) for x in parts], bias, scale)
+                    else:
+                        bias = bias if scores is None else scores.added(piece, bias, wide)
+                        part = flash(*parts, 0.0, False, attn_mask=bias, scale=scale)
+                    piece.into.put(now, part, queries.natural and step.merges)
+                queries.put(lines, now, step.merges)
+            empty = lse < LOWEST / 2
+            if bool(empty.any()):
+                out.masked_fill_(empty[..., None], 0.0)
+                lse.masked_fill_(empty, -math.inf)
             _put_back([x[of_q] for x in result], lines)
         return result[0].to(q.dtype), result[1]
 
@@ -534,17 +475,44 @@ class WalkingKernel(SoftmaxKernel):
     ) -> Sequence[Tensor]:
         q, k, v, out, lse = saved
         into, tables = self._begun_back(grad, saved, call, scale)
-        kind = lse.dtype if self.widens else q.dtype
+        wide = lse.dtype
+        kind = wide if self.widens else q.dtype
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         for of_q, of_k, steps, padding, scores in self._parts(q, call, tables):
             rows = [x[of_q].flatten(*self.of_rows).to(kind) for x in (grad, q, out)]
             rows.append(lse[of_q].flatten(*self.of_rows))
-            keys = [x[of_k].flatten(*self.of_keys).to(kind) for x in (k, v)]
+            keys, values = [x[of_k].flatten(*self.of_keys).to(kind) for x in (k, v)]
             targets = [into[0][of_q], *(x[of_k] for x in into[1:])]
             each = zip(targets, (self.of_rows, self.of_keys, self.of_keys), strict=True)
             lines = [x.flatten(*axes) for x, axes in each]
-            derive(steps, rows, keys, lines, padding, scale, scores)
+            names = ("grad", "q", "out", "lse")
+            for step in steps:
+                queries, order = step.q_order, step.k_order
+                k_now, v_now = order.take(keys=keys, values=values)
+                now = queries.take(**{f"{x}_rows": y for x, y in zip(names, rows, strict=True)})
+                q_sums = queries.room(query_gradients=lines[0])
+                sums = order.zeros(key_gradients=lines[1], value_gradients=lines[2])
+                for piece in step.pieces(rows[1].shape[0], q.shape[-1], True, scores is not None):
+                    bias = piece.bias(padding, wide)
+                    *above, out_now, lse_now = piece.q.read(**dict(zip(names, now, strict=True)))
+                    both = piece.k.read(k=k_now, v=v_now)
+                    parts = *above, *both, out_now, lse_now.contiguous()
+                    if scores is not None and (scores.learned or scores.scores.bends):
+                        grads = scores.backward(piece, parts, bias, scale)
+                    else:
+                        bias = bias if scores is None else scores.added(piece, bias, wide)
+                        grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
+                    if queries.natural:
+                        piece.q.add(q_sums[0], grads[0])
+                    else:
+                        piece.into.put(q_sums, grads[:1], False)
+                    for total, share in zip(sums, grads[1:], strict=True):
+                        piece.k.add(total, share)
+                    if step.weigh is not None:
+                        step.weigh(piece, both, grads[1:])
+                queries.add(lines[:1], q_sums)
+                order.add(lines[1:], sums)
             _put_back(targets, lines)
         grads = (x.to(y.dtype) for x, y in zip(into, (q, k, v), strict=True))
         return *grads, *tables.values()

@@ -28,7 +28,7 @@ from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Walked, WalkingKernel
 from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel
-from attnspec.backends.tables.listed import ListedStep, listed_steps
+from attnspec.backends.tables.listed import listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.token_sets import inputs_in
@@ -156,25 +156,24 @@ class DecidedTables(WalkingKernel):
 
     def _parts(self, q: Tensor, call: Call, grads: Learned) -> Iterator[Walked]:
         learned = {name: table for name, table in call.tables.items() if name != WEIGHT}
-        of_weight = grads.get(WEIGHT)
+        of_weight, beside = grads.get(WEIGHT), self.rest is not None
         for part in self.parts_of(q, call):
             factors: list[Tensor] | None = None if of_weight is None else []
             heads = range(part.shape[1] * part.shape[2])[part.query_heads]
             scores = self.changes and self.changes.of(heads, learned, grads)
             of_q, of_k = (None, *part.queries), (None, part.samples, part.heads)
-            yield of_q, of_k, self._steps(part, q.shape[-1], factors), None, scores
+            steps = (
+                step
+                for number, placed in enumerate(part.tables(self.parts.products))
+                for step in listed_steps(placed, number > 0 or beside, q.shape[-1], factors)
+            )
+            yield of_q, of_k, steps, None, scores
             if of_weight is not None:
                 choice = part.data[self.work.decided[0]]
                 total = of_weight[part.samples, part.query_heads]
                 for sums in factors or ():
                     sums = sums.view(*total.shape[:2], *sums.shape[1:])
                     total += choice.of_weight(sums.to(total.dtype))
-
-    def _steps(self, part: Part, size: int, factors: list[Tensor] | None) -> Iterator[ListedStep]:
-        """The steps of a part for numbers of a size, as `listed_steps` has them."""
-        for number, placed in enumerate(part.tables(self.parts.products)):
-            merges = number > 0 or self.rest is not None
-            yield from listed_steps(placed, merges, size, factors)
 
 
 class MeansKernel:

@@ -35,19 +35,13 @@ from attnspec.lower.work import Call, Work
 class ByTables(SoftmaxKernel):
     """Goes by tables where its own kernel cannot go; where inputs are read, by the definition."""
 
-    def __init__(
-        self,
-        work: Work,
-        heads: tuple[int, ...],
-        device: torch.device,
-        tables: Tables[np.ndarray] | None = None,
-    ) -> None:
-        self.work, self.heads, self.device, self._tables = work, heads, device, tables
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.work, self.heads, self.device = work, heads, device
 
     @cached_property
     def tables(self) -> Tables[np.ndarray]:
         """The tables of the work."""
-        return self._tables or tables_of_work(self.work)
+        return tables_of_work(self.work)
 
     def build_differentiable(self) -> ByKeyHead:
         if self.work.reads or self.work.changes.inputs:
@@ -66,7 +60,9 @@ class SteppedKernel(WalkingKernel, ByTables):
         device: torch.device,
         tables: Tables[np.ndarray] | None = None,
     ) -> None:
-        super().__init__(work, heads, device, tables)
+        super().__init__(work, heads, device)
+        if tables is not None:
+            self.tables = tables
         self.steps = [
             Step(batches, work.positions, number > 0)
             for number, batches in enumerate(self.tables.steps)

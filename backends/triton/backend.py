@@ -117,7 +117,7 @@ class TritonBackend:
             if not work.hybrid:
                 return sums
             exact = TritonKernel(graph_of(work), heads, device)
-            return hybrid_kernel(work, heads, device, sums, exact)
+            return hybrid_kernel(work, device, sums, exact)
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)

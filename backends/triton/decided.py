@@ -29,11 +29,11 @@ from attnspec.backends.triton.tuning import LEAST
 from attnspec.lower.work import Call
 
 
-def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
+def filled(layout: choice.TileLists, part: Part) -> choice.TileLists:
     """Tiles of a layout that follow one another as one, where they would leave most of a block
     empty, also with the rows of all heads that share them: one that reads what any of them
     reads."""
-    rows = 1 if heads * layout.q_tile >= LEAST else -(-TILE // layout.q_tile)
+    rows = 1 if part.sizes[2] * layout.q_tile >= LEAST else -(-TILE // layout.q_tile)
     keys = 1 if layout.k_tile >= LEAST else -(-TILE // layout.k_tile)
     if rows == keys == 1 or not layout.lists.numel():
         return layout
@@ -41,7 +41,7 @@ def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
     named = functional.pad(layout.lists, (0, 0, 0, short), value=-1)
     named = named.div(keys, rounding_mode="floor")
     named = named.reshape(*named.shape[:2], -1, rows * named.shape[3])
-    slots = n_k if layout.k_order is None else layout.k_order.shape[2]
+    slots = part.n_k if layout.k_order is None else layout.k_order.shape[2]
     count = -(-slots // (keys * layout.k_tile))
     sizes = rows * layout.q_tile, keys * layout.k_tile
     lists = listed(marked(named, count))

@@ -7,7 +7,7 @@ those of random and Taylor features in `maps`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,10 +22,6 @@ from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
 from attnspec.lower.work import Call
-
-Worth: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""What sums are worth [N, R, n_q, d_v], the sums of their weights [N, R, n_q] and the frames of
-these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +40,7 @@ class FeatureKernel(Summing):
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and the logarithms [B, H, n_q] of what its rows are divided by, None where
         that may be negative or is nothing."""
-        return self._outputs(q, self.worth(self.given(q, k, v, call)))
+        return _by_head(q, self.outputs(self.given(q, k, v, call)))
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
@@ -53,7 +49,7 @@ class FeatureKernel(Summing):
         at first, and the state after them."""
         request = self.given(q, k, v, call)
         sums, after = request.summed(cast("State | None", state))
-        return self._outputs(q, self.worth_of(sums)), after
+        return _by_head(q, self.worth(sums)), after
 
     def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:
         """The outputs of queries on top of the sums over keys elsewhere: those before all of these
@@ -62,7 +58,7 @@ class FeatureKernel(Summing):
             k, v, call = k[:, :, :0], v[:, :, :0], replace(call, padding=None)
         before = before._replace(sums=before.sums.mT)
         sums, _ = self.given(q, k, v, call).summed(before)
-        return self._outputs(q, self.worth_of(sums))[0]
+        return _by_head(q, self.worth(sums))[0]
 
     def key_sums(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, at: Tensor
@@ -108,20 +104,15 @@ class FeatureKernel(Summing):
         """The sums of all queries before they are divided, with their frames."""
         return given.summed()[0]
 
-    def worth(self, given: Given) -> Worth:
-        """What these are worth."""
-        return self.worth_of(self.sums(given))
+    def outputs(self, given: Given) -> Outputs:
+        """What these are worth, as `worth` has it."""
+        return self.worth(self.sums(given))
 
-    def worth_of(self, weighed: Weighed) -> Worth:
-        """What sums are worth, with those of their weights."""
-        sums, log = weighed
-        return self.divided(sums, log), sums[..., -1], log
 
-    def _outputs(self, q: Tensor, worth: Worth) -> Outputs:
-        """As `partial`."""
-        out, total, log = worth
-        lse = self.log_divisor(total, log).view(q.shape[:3]) if self.positive else None
-        return out.to(q.dtype).view(*q.shape[:3], out.shape[-1]), lse
+def _by_head(q: Tensor, outputs: Outputs) -> Outputs:
+    """As `partial`."""
+    (out, lse), shape = outputs, q.shape[:3]
+    return out.to(q.dtype).view(*shape, out.shape[-1]), None if lse is None else lse.view(shape)
 
 
 def gate_frames(k: Tensor, tables: Tables, padding: Tensor | None) -> tuple[Tensor, Tensor]:

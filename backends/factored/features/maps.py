@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import Function, is_transformed
 from attnspec.backends.factored.definitions import cancels, text_of
 from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration
@@ -109,6 +110,12 @@ class Summing:
         """Whether sums are divided by one of weights that are never negative."""
         return self.divides and not self.signed
 
+    def worth(self, weighed: tuple[Tensor, Tensor]) -> Outputs:
+        """What sums and their frames are worth, and the logarithms of what divides them, if it is
+        positive."""
+        sums, log = weighed
+        return self.divided(sums, log), self.log_divisor(sums[..., -1], log)
+
     def divided(self, sums: Tensor, log: Tensor) -> Tensor:
         """What sums are worth."""
         if not self.divides:
@@ -125,8 +132,11 @@ class Summing:
         least = least_in_frames(total.dtype)
         return torch.where(divisor.abs() >= least, divisor, least)
 
-    def log_divisor(self, total: Tensor, log: Tensor) -> Tensor:
-        """The logarithm of what sums of such weights divide by, -inf where there is no weight."""
+    def log_divisor(self, total: Tensor, log: Tensor) -> Tensor | None:
+        """The logarithm of what sums of such weights divide by, -inf where there is no weight; None
+        where it may be negative or is nothing."""
+        if not self.positive:
+            return None
         divisor = torch.log(self.divisor(total, log)) + log
         return divisor.masked_fill(total == 0, -torch.inf)
 

@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from attnspec.backends.common.exact import has_numbers, in_rows
-from attnspec.backends.factored.features.kernel import FeatureKernel, Worth
+from attnspec.backends.common.merging import Outputs
+from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import least_in_frames
 from attnspec.backends.factored.features.sums import (
     Derived,
@@ -60,8 +61,11 @@ class LaunchedKernel(FeatureKernel):
     """Sums of features in Triton kernels, as many samples and heads at once as there is room for
     features; what these do not take goes block by block, and so do streams."""
 
-    def worth(self, given: Given) -> Worth:
-        return _launched(given) if _takes(given) else super().worth(given)
+    def outputs(self, given: Given) -> Outputs:
+        if not _takes(given):
+            return super().outputs(given)
+        out, total, log = _launched(given)
+        return out, self.log_divisor(total, log)
 
     def sums(self, given: Given) -> Weighed:
         if not _takes(given):
@@ -76,11 +80,11 @@ def _takes(given: Given) -> bool:
     return is_taken(given.q) and has_numbers(*given[:3])
 
 
-def _launched(given: Given) -> Worth:
-    """What sums are worth."""
+def _launched(given: Given) -> tuple[Tensor, Tensor, Tensor]:
+    """What sums are worth, the sums of their weights and the frames of these."""
     tensors, put = opened(given)
 
-    def run(*tensors: Tensor) -> Worth:
+    def run(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (sums, log), _ = put(tensors).summed()
         return given.how.divided(sums, log), sums[..., -1], log
 
