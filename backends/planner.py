@@ -31,6 +31,7 @@ from attnspec.lower.work import (
     ONE,
     Backend,
     BackendError,
+    Heads,
     Shape,
     Work,
     is_on_request,
@@ -75,7 +76,7 @@ class Step:
     """
 
     layers: tuple[int, ...]
-    heads: tuple[int, ...] | None
+    heads: Heads | None
     candidates: tuple[Candidate, ...]
     lines: tuple[str, ...] = ()
 

@@ -19,7 +19,7 @@ from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder, pair_inputs
-from attnspec.lower.work import Work, Works, key_heads
+from attnspec.lower.work import Heads, Work, Works, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 WORTH = 0.99
@@ -36,7 +36,7 @@ ROWS, STATES, HEADS, ALL = "rows", "states", "heads", "all"
 keys; all positions of some heads to each rank; all positions of all heads to every rank."""
 
 
-Kinds = Sequence[tuple[tuple[int, ...], Works]]
+Kinds = Sequence[tuple[Heads, Works]]
 """Layers that do the same, with their works."""
 
 Links = tuple[np.ndarray, np.ndarray]
@@ -297,7 +297,7 @@ class Planner:
 
     def kinds(self, layers: Sequence[int]) -> Kinds:
         """Layers that do the same, with their works; graphs are of the inputs, if given."""
-        kinds: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+        kinds: dict[tuple[tuple[Work, Heads], ...], list[int]] = {}
         for layer in layers if self.n else ():
             works = []
             for work, of in self.binder.works(layer, self.tensors.heads, self.n, self.n):

@@ -23,7 +23,7 @@ from attnspec.distributed.collectives import Mesh, Piece, Run, tied, travel
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import DistributedPlan
 from attnspec.graphs.gathered import gathered
-from attnspec.lower.work import MERGED, Call, Standing, Work, key_heads, refusal_of
+from attnspec.lower.work import MERGED, Call, Heads, Standing, Work, key_heads, refusal_of
 from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Engine, nothing
 
@@ -53,7 +53,7 @@ def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Stan
 
 def weighing(
     work: Work,
-    heads: tuple[int, ...],
+    heads: Heads,
     device: torch.device,
     backend: str,
     queries: np.ndarray,

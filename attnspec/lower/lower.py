@@ -38,7 +38,7 @@ from attnspec.ir.scores import HEAD, NAMED, Scores, alibi_slopes, bias
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, symbols_in
-from attnspec.lower.work import BackendError, Work, Works
+from attnspec.lower.work import BackendError, Heads, Work, Works
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -206,10 +206,10 @@ class Binder:
 
 def layers_of(
     program: Program, heads: int, n: int, layers: Iterable[int] | None = None
-) -> dict[tuple[Work, tuple[int, ...]], list[int]]:
+) -> dict[tuple[Work, Heads], list[int]]:
     """The works of some layers, or all, at n positions, with their heads, and the layers that share
     each, but for their draws."""
-    binder, groups = Binder(program), dict[tuple[Work, tuple[int, ...]], list[int]]()
+    binder, groups = Binder(program), dict[tuple[Work, Heads], list[int]]()
     for layer in range(program.layer_count) if layers is None else layers:
         for work, mine in binder.works(layer, heads, n, n):
             groups.setdefault((replace(work, layer=0), mine), []).append(layer)

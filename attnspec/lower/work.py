@@ -33,6 +33,10 @@ class BackendError(AttnSpecError):
     """A backend that is unknown, that cannot be had, or that refuses what it is asked to run."""
 
 
+Heads = tuple[int, ...]
+"""The numbers of heads that are computed together."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """What plans and costs are for: samples, heads where a spec declares none, a head's size."""
@@ -231,11 +235,11 @@ class Backend(Protocol):
     def steps(self, work: Work) -> tuple[str, ...]:
         """What it would do, a line for each step."""
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         """The kernel that runs the work for these heads, its tables on the device."""
 
 
-Works = Sequence[tuple[Work, tuple[int, ...]]]
+Works = Sequence[tuple[Work, Heads]]
 """What groups of heads compute, and which heads they are."""
 
 
@@ -246,7 +250,7 @@ def mechanism_of(work: Work) -> MechanismDeclaration:
     return work.mechanism
 
 
-def key_heads(heads: tuple[int, ...], ratio: int) -> list[int]:
+def key_heads(heads: Heads, ratio: int) -> list[int]:
     """The key heads of some query heads: each once where all are read equally often."""
     read = [head // ratio for head in heads]
     distinct = sorted(set(read))

@@ -38,6 +38,7 @@ from attnspec.lower.work import (
     Backend,
     BackendError,
     Call,
+    Heads,
     Kernel,
     Work,
     Works,
@@ -59,7 +60,7 @@ if is_older(torch.__version__, LEAST_TORCH):
         " before it, gradients on the CPU are wrong where several query heads share a key head"
     )
 
-Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
+Built: TypeAlias = "tuple[Kernel, Work, Heads]"
 """A kernel, what it computes, and its heads."""
 
 Selection: TypeAlias = "Tensor | slice | None"
@@ -73,7 +74,7 @@ class Group:
 
     kernel: Kernel
     work: Work
-    heads: tuple[int, ...]
+    heads: Heads
     queries: Selection
     keys: Selection
     tables: tuple[tuple[str, str], ...]
@@ -337,7 +338,7 @@ class Engine:
         self, works: Works, heads: int, keys: int, device: torch.device, first: int = 0
     ) -> Prepared:
         """As `together`, of works, each by the backend that is chosen for it."""
-        chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
+        chosen: dict[str, tuple[Backend, list[tuple[Work, Heads]]]] = {}
         for work, members in works:
             work = replace(work, copies=len(members), device=device.type)
             backend = choose(work, device.type, self.backend)

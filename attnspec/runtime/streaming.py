@@ -19,7 +19,7 @@ from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
-from attnspec.lower.work import Kernel, Streamable, Work, Works
+from attnspec.lower.work import Heads, Kernel, Streamable, Work, Works
 from attnspec.runtime.engine import Engine, Prepared
 from attnspec.text.diagnostics import ranges
 
@@ -161,7 +161,7 @@ def _kernel(
     engine: Engine,
     layer: int,
     work: Work,
-    heads: tuple[int, ...],
+    heads: Heads,
     device: torch.device,
     keep_all: bool,
 ) -> Kernel:

@@ -25,7 +25,7 @@ from attnspec.ir.serial import plan_data
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import time_text
@@ -54,7 +54,7 @@ RUN = 20.0
 
 Depth: TypeAlias = Literal["whole", "pairs", "values"]
 
-Works: TypeAlias = "tuple[tuple[Work, tuple[int, ...]], ...]"
+Works: TypeAlias = "tuple[tuple[Work, Heads], ...]"
 """What groups of heads compute."""
 
 _COMPARED = {
@@ -90,7 +90,7 @@ class Meaning:
 
     trial: Trial
     work: Work
-    heads: tuple[int, ...]
+    heads: Heads
     backend: str
     seconds: float
     learned: tuple[tuple[str, str], ...]

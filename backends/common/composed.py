@@ -22,7 +22,7 @@ from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, wi
 from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.layout.tables import Batch, Tables, Tiled, unfolded
 from attnspec.limits import LIMITS
-from attnspec.lower.work import MERGED, Call, Work
+from attnspec.lower.work import MERGED, Call, Heads, Work
 
 
 class DeviceBatch:
@@ -135,7 +135,7 @@ class ComposedTables(ByKeyHead):
     """Attention over tables; weights that are not merged by log-sum-exps in one step alone."""
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, tables: Tables[np.ndarray]
+        self, work: Work, heads: Heads, device: torch.device, tables: Tables[np.ndarray]
     ) -> None:
         self.work, self.tables = work, tables
         merging = work.normalize in MERGED

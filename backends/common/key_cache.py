@@ -24,7 +24,7 @@ from attnspec.graphs.look_back import LookBack
 from attnspec.graphs.relation import evaluate_pairs
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class KeyStream:
 
     work: Work
     reach: LookBack
-    heads: tuple[int, ...]
+    heads: Heads
     device: torch.device
 
     def step(

@@ -19,7 +19,7 @@ from torch.nn import functional
 from attnspec.backends.common.dropping import factor_of
 from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.scores import ScoreFunction
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 HALF = (torch.float16, torch.bfloat16)
 """Types whose sums are kept in float32."""
@@ -58,7 +58,7 @@ def scale_of(work: Work, size: int) -> float:
 class Formula:
     """Attention of one work for some heads; holds the constants its score changes need."""
 
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device) -> None:
         self.work, self.change = work, ScoreFunction(work.changes, heads, work.length, device)
 
     def of_heads(self, places: Sequence[int]) -> Formula:

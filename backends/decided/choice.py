@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnspec.backends.common.torch_modes import array_of
 from attnspec.graphs.relation import Relation
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 TILE = 64
 """Positions that a tile has at least, where rows and blocks are smaller."""
@@ -41,7 +41,7 @@ class Given:
 
     q: Tensor
     k: Tensor
-    heads: tuple[int, ...]
+    heads: Heads
     groups: tuple[int, ...]
     scales: tuple[float, ...]
     padding: Tensor | None

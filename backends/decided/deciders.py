@@ -16,7 +16,7 @@ from attnspec.backends.decided import cluster, lists, lsh, sinkhorn, topk
 from attnspec.backends.decided.choice import Choice, Given, part_of
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import inputs_of
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
     "chosen": lists.decide_chosen,
@@ -32,7 +32,7 @@ class Decision:
     """A data-dependent graph, the heads that have it, from the `first` on, and the work of each."""
 
     leaf: DataDependent
-    heads: tuple[int, ...]
+    heads: Heads
     works: tuple[Work, ...]
     first: int = 0
 
@@ -68,7 +68,7 @@ class Decision:
         )
 
 
-def decisions_of(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Decision, ...]:
+def decisions_of(works: Sequence[tuple[Work, Heads]]) -> tuple[Decision, ...]:
     """The decisions of a layer's works; what stands in the arguments of another comes first."""
     found: dict[DataDependent, dict[int, Work]] = {}
     for work, heads in works:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, seconds_for, weighed
-from attnspec.lower.work import Kernel, Work, inputs_read
+from attnspec.lower.work import Heads, Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class EdgesBackend:
         edges = edges_of(work.relation, work.n_q, work.n_k)
         return (f"about {edges:,.0f} edges, {edges / max(1, work.n_q):,.1f} to a query",)
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.edges.kernel import EdgesKernel
         from attnspec.layout.edge_list import edge_tables
 

@@ -21,14 +21,14 @@ from attnspec.backends.common.score_formula import HALF, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
 from attnspec.backends.edges.products import EdgeProducts, product
 from attnspec.layout.tables import Tables
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 
 class EdgesKernel(ByKeyHead):
     """Attention over tables of edges."""
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, tables: Tables[np.ndarray]
+        self, work: Work, heads: Heads, device: torch.device, tables: Tables[np.ndarray]
     ) -> None:
         self.work, self.heads, self.device, self.tables = work, heads, device, tables
         on_edges = device.type == "cpu" and tables.batches

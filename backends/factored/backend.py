@@ -19,7 +19,7 @@ from attnspec.backends.tables.backend import TablesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
 from attnspec.lower.costs import seconds_for, weighed
-from attnspec.lower.work import Kernel, Work, graph_of, mechanism_of
+from attnspec.lower.work import Heads, Kernel, Work, graph_of, mechanism_of
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,7 @@ class FactoredBackend:
             return (text, "the graph instead in tiles, in plain tensor operations")
         return (text, *(f"the graph instead in {band}" for band in _bands(work)))
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.factored.hybrid import kernel_of
 
         return kernel_of(work, heads, device)

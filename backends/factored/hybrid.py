@@ -48,7 +48,7 @@ from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.look_back import LookBack
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of, mechanism_of
+from attnspec.lower.work import Call, Heads, Kernel, Mergeable, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
 """Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
@@ -347,7 +347,7 @@ class HybridKernel:
         symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
         return Blocks(mask, symbols=symbols)
 
-    def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
+    def streamed(self, reach: LookBack, heads: Heads) -> HybridStream:
         """What goes on with it from a state."""
         return HybridStream(self.graph, reach, heads, self.device, self)
 
@@ -368,12 +368,12 @@ class ReadingHybrid(ReadingKernel):
     def unknown(self) -> HybridKernel:
         return HybridKernel(self.work, self.device, self.kernel)
 
-    def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
+    def streamed(self, reach: LookBack, heads: Heads) -> HybridStream:
         """What goes on with it from a state, inputs coming with their positions."""
         return self.unknown().streamed(reach, heads)
 
 
-def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+def kernel_of(work: Work, heads: Heads, device: torch.device) -> Kernel:
     """The kernel of a work's mechanism, with the graph beside it where it has one."""
     if not mechanism_of(work).sums:
         return MatrixKernel(work)

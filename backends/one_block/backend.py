@@ -17,6 +17,7 @@ from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import (
     MERGED,
     Backend,
+    Heads,
     Kernel,
     Work,
     Works,
@@ -56,7 +57,7 @@ class Dense:
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"all {work.n_q:,} x {work.n_k:,} scores",)
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.one_block.dense import DenseKernel
 
         return DenseKernel(work, heads, device)
@@ -107,7 +108,7 @@ class TorchCall:
         few = not first.changes and numbers <= LIMITS.mask_call
         return few and differ_in_pairs_alone(works)
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         return self.build_joined([(work, heads)], device)
 
     def build_joined(self, groups: Works, device: torch.device) -> Kernel:

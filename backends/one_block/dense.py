@@ -23,7 +23,7 @@ from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.one_block.row_keys import ranges_of, row_keys
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 
 class DenseKernel(ByKeyHead):
@@ -32,7 +32,7 @@ class DenseKernel(ByKeyHead):
     def __init__(
         self,
         work: Work,
-        heads: tuple[int, ...],
+        heads: Heads,
         device: torch.device,
         keys: np.ndarray | None = None,
         plan: MaskPlan | None = None,
@@ -110,7 +110,7 @@ class RowsKernel(DenseKernel):
     """The definition of the last few queries over the keys that they read; plain softmax of which
     no derivative is asked for is torch's own call."""
 
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device) -> None:
         keys, pairs = row_keys(work)
         mask = None if pairs is None else torch.from_numpy(pairs).to(device)
         super().__init__(work, heads, device, keys, mask if mask is None else lambda data: mask)
@@ -147,7 +147,7 @@ _LONG = 1 << 24
 class OpenKernel(DenseKernel):
     """The definition for n_q of n_k positions, numbers that a trace does not have."""
 
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device) -> None:
         self.work = work
         q = torch.arange(work.n_k - work.n_q, work.n_k, device=device)[:, None]
         k = torch.arange(work.n_k, device=device)[None]

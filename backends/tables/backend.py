@@ -24,6 +24,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, weighed
 from attnspec.lower.work import (
     MERGED,
+    Heads,
     Kernel,
     Work,
     inputs_read,
@@ -146,7 +147,7 @@ class TablesBackend:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.common.composed import ComposedTables
         from attnspec.backends.one_block.dense import RowsKernel
         from attnspec.backends.tables.decided import DecidedTables, MeansKernel

@@ -19,7 +19,7 @@ from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.scores import ScoreFunction, masked, pairs_left
 from attnspec.backends.tables.blocks import Piece
 from attnspec.ir.scores import Scores
-from attnspec.lower.work import Work
+from attnspec.lower.work import Heads, Work
 
 Learned = Mapping[str, Tensor]
 """Learned tables [heads of the work, buckets] by their names."""
@@ -38,7 +38,7 @@ class ScoreChanges:
     grads: Learned = field(default_factory=dict)
 
     @staticmethod
-    def of_work(work: Work, heads: tuple[int, ...]) -> ScoreChanges | None:
+    def of_work(work: Work, heads: Heads) -> ScoreChanges | None:
         """The changes for these heads; None where scores are not changed."""
         if not work.changes:
             return None

@@ -33,7 +33,7 @@ from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.costs import seconds_for, weighed
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 WEIGHT = "weight of a choice"
 """What stands for it among the tables of a call."""
@@ -49,7 +49,7 @@ class DecidedTables(WalkingKernel):
     def __init__(
         self,
         work: Work,
-        heads: tuple[int, ...],
+        heads: Heads,
         device: torch.device,
         parts: Parts,
         most_seconds: float = math.inf,
@@ -180,9 +180,7 @@ class MeansKernel:
     """A work whose one choice are clusters of queries, `count` of them: their means read all keys,
     and each query gets what the mean of its cluster gets."""
 
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, count: int
-    ) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device, count: int) -> None:
         self.work, self.heads, self.device = work, heads, device
         means = replace(work, relation=Full(), n_q=count, reads=())
         self.inner = SteppedKernel(means, heads, device)

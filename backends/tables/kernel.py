@@ -29,13 +29,13 @@ from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
 from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 
 class ByTables(SoftmaxKernel):
     """Goes by tables where its own kernel cannot go; where inputs are read, by the definition."""
 
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device) -> None:
         self.work, self.heads, self.device = work, heads, device
 
     @cached_property
@@ -56,7 +56,7 @@ class SteppedKernel(WalkingKernel, ByTables):
     def __init__(
         self,
         work: Work,
-        heads: tuple[int, ...],
+        heads: Heads,
         device: torch.device,
         tables: Tables[np.ndarray] | None = None,
     ) -> None:

@@ -22,7 +22,7 @@ from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.layout.steps import bands_of, seconds_of
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Kernel, Mergeable, Work
+from attnspec.lower.work import Call, Heads, Kernel, Mergeable, Work
 
 
 class ReadingKernel:
@@ -35,7 +35,7 @@ class ReadingKernel:
     def __init__(
         self,
         work: Work,
-        heads: tuple[int, ...],
+        heads: Heads,
         device: torch.device,
         dense_seconds: float | None = None,
     ) -> None:

@@ -23,10 +23,10 @@ from attnspec.backends.triton.tables import Step
 from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.ir.scalars import Scalar, fold
 from attnspec.ir.scores import Scores
-from attnspec.lower.work import Work
+from attnspec.lower.work import Heads, Work
 
 
-def look_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+def look_of(work: Work, heads: Heads, device: torch.device) -> dict[str, Any]:
     """The fields of `Look` that are about the scores of a work."""
     forms = forms_of(work.changes) or []
     numbers = [[cast(float, fold(each, {"head": head})) for head in heads] for _, each, _ in forms]
@@ -51,7 +51,7 @@ def look_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[st
     }
 
 
-def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> Tensor:
+def by_distance(value: Scalar, heads: Heads, n: int) -> Tensor:
     """What an expression is worth at every distance q - k from -m to m, [2 m + 1], or with a row
     for each head, where what is further away is as at m."""
     host = torch.device("cpu")

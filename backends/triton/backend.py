@@ -24,7 +24,7 @@ from attnspec.backends.triton.forms import refuses_scores
 from attnspec.backends.triton.tuning import CHUNK, MAPS, ON_GPU
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
-from attnspec.lower.work import MERGED, Kernel, Work, graph_of, mechanism_of
+from attnspec.lower.work import MERGED, Heads, Kernel, Work, graph_of, mechanism_of
 from attnspec.version import is_installed
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class TritonBackend:
             return tuple(f"{line}, masks as the inputs of a call decide" for line in lines)
         return lines
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.factored.hybrid import hybrid_kernel, kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
         from attnspec.backends.triton.kernel import TritonKernel

@@ -25,7 +25,7 @@ from attnspec.backends.triton.attention import Launches, fits, look_of
 from attnspec.backends.triton.tables import Step, step_of
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Heads, Work
 
 
 class Launching(SoftmaxKernel):
@@ -38,7 +38,7 @@ class Launching(SoftmaxKernel):
 
     one_size = False
     reuses = ("cpu", "cuda")
-    heads: tuple[int, ...]
+    heads: Heads
     device: torch.device
 
     @cached_property
@@ -104,7 +104,7 @@ class TritonKernel(Launching, ByTables):
     inputs leave of them is made out on the device, for all samples at once; where it would take too
     much, or the host must look, each sample is laid out by itself."""
 
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device) -> None:
         super().__init__(work, heads, device)
         # lists of static steps are made on the host
         place = device if work.reads else torch.device("cpu")

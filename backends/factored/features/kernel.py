@@ -21,7 +21,7 @@ from attnspec.backends.factored.softmax import check_no_dropout, repeated
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
-from attnspec.lower.work import Call
+from attnspec.lower.work import Call, Heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class FeatureKernel(Summing):
     shares with others.
     """
 
-    heads: tuple[int, ...]
+    heads: Heads
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.partial(q, k, v, call)[0]
