@@ -92,7 +92,8 @@ def blocks_for(
     is gathered from a table for every pair.
 
     What programs take was read off kernels that were compiled: half types of 256 numbers 176 KB on
-    compute capability 9.0, 120 on 8.6, where there are 99; float32 of 512, backward, 264.
+    compute capability 9.0, 120 on 8.6, where there are 99, and those of 128 backward 114; float32
+    of 512, backward, 264.
     """
     tight, wide = room < 128 << 10, dtype.itemsize > 2
     size = block_of(size) * (2 if wide else 1) * (2 if back else 1) * (2 if gathers else 1)
@@ -102,7 +103,7 @@ def blocks_for(
     if size <= 128:
         return (64, 64, 4, 3) if back else (128, 64, 8, 3)
     if size <= 256:
-        return (64, 32, 4, 2) if wide or (tight and not back) else (64, 64, 4, 2)
+        return (64, 32, 4, 2) if wide or tight else (64, 64, 4, 2)
     rows = 16 if size > (256 if tight else 1024) else 32
     return rows, rows, 4, 2
 
