@@ -29,8 +29,8 @@ KEPT = 0.999
 
 ROUNDS = 10
 
-_kept: Cache[tuple[int, int, tuple[int, ...], int, str, int], Tensor] = Cache(LIMITS.draws, DRAWS)
-"""The numbers drawn [1, heads, count] for seed, layer, heads, count, device and points."""
+_kept: Cache[tuple[object, ...], Tensor] = Cache(LIMITS.draws, DRAWS)
+"""The numbers drawn [m, heads, count] for seed, layer, heads, count, device and m sizes."""
 
 
 class Points:
@@ -58,22 +58,18 @@ def drawn(
     """The first centroids [B, H, count, d], as many of the points, and bool [B, 1, count], which
     there are: fewer where there are fewer points. Number i of the draw is the i-th real point."""
     device, sizes = points.at.device, points.real.sum(-1)
+    each, which = np.unique(array_of(sizes), return_inverse=True)
 
-    def build(size: int) -> Tensor:
+    def build() -> Tensor:
         streams = [Stream(leaf.seed, CENTROIDS, leaf.layer, head) for head in heads]
-        one = np.zeros(1, np.int64), np.array([size])
-        rows = np.stack([distinct(each, *one, count) for each in streams], 1)
+        row = np.zeros(len(each), np.int64)
+        rows = np.stack([distinct(stream, row, each, count) for stream in streams], 1)
         # those that are missing stand last
-        rows = np.sort(np.where(rows < 0, size, rows), axis=-1)
+        rows = np.sort(np.where(rows < 0, each[:, None, None], rows), axis=-1)
         return torch.from_numpy(rows).to(device, torch.int64)
 
-    draw = leaf.seed, leaf.layer, heads, count, str(device)
-    number = torch.cat(
-        [
-            _kept.get((*draw, size), partial(apart, partial(build, size)))
-            for size in array_of(sizes).tolist()
-        ]
-    )
+    key = leaf.seed, leaf.layer, heads, count, str(device), tuple(each.tolist())
+    number = _kept.get(key, partial(apart, build))[torch.from_numpy(which).to(device)]
     exists = (number < sizes[:, None, None])[:, :1]
     place = points.real.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     at = place[:, None].expand(-1, len(heads), -1).gather(2, number.clamp_max(place.shape[1] - 1))

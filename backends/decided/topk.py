@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,12 +126,11 @@ class Chooser:
             return scores
         if self.share == "all":
             return scores.mean(1, keepdim=True)
-        groups = table_of(self.given.groups, scores.device)
-        of_each: tuple[Tensor, ...] = groups.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-        _, number, sizes = of_each
+        # on the host: a device is not waited for
+        each = np.unique(self.given.groups, return_inverse=True, return_counts=True)[1:]
+        number, sizes = (table_of(tuple(x.tolist()), scores.device) for x in each)
         total = scores.new_zeros(len(scores), len(sizes), *scores.shape[2:])
-        mean: Tensor = total.index_add_(1, number, scores) / sizes.view(-1, 1, 1)
-        return mean[:, number]
+        return (total.index_add_(1, number, scores) / sizes.view(-1, 1, 1))[:, number]
 
     def _forced(self, part: Part) -> Tensor | None:
         """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""

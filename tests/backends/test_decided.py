@@ -102,7 +102,7 @@ def test_a_query_without_keys_takes_nothing_of_others_and_of_earlier_calls(kerne
     "body",
     ["topk(blocks = 2, size = 16, queries = 1)", "lsh(share_qk = false)", "cluster(count = 3)"],
 )
-def test_what_is_no_number_stays_in_its_sample(body: str) -> None:
+def test_nan_and_infinity_stay_in_their_sample(body: str) -> None:
     module = spec_of(f"attend {body}").compile("tables")
     leaves = [x.requires_grad_() for x in torch.randn(3, 2, 1, 70, 6)]
     with torch.no_grad():
