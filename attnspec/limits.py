@@ -92,6 +92,7 @@ class Limits:
     pairs_sampled: int = _limit(1 << 18, 64)  # pairs up to which sampled rows are evaluated
     pairs_counted: int = _limit(1 << 20, 64)  # the same for estimates of edges
     rows_written: int = _limit(1 << 11, 4)  # rows that are listed rather than sampled
+    tiles_followed: int = _limit(1 << 13, 4096)  # tiles that an estimate follows to the next level
     tile_pairs_surveyed: int = _limit(1 << 16, 64)  # pairs of tiles of a level, before a sample
     queries_sampled: int = _limit(64, 20)  # queries that verification samples
     pairs_tallied: int = _limit(1 << 21, 256)  # pairs that are listed for a picture

@@ -204,13 +204,15 @@ def rows_here(
         kind, grads = parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
         whole: Any = tuple(widened(x) if grads and x.requires_grad else x for x in parts)
-        steps, tie = list[Steps](), [*whole]
+        steps, learned = list[Steps](), list[Tensor]()
         for group in ready.groups:
             tables, here = engine.tables(group, layer, call.tables), cast(Any, group.kernel)
             steps.append(here(whole, group.parts(*whole), replace(call, tables=tables), kind))
-            tie += tables.values()
+            learned += tables.values()
         came, flats = None, list[Tensor]()
-        for sent in (kind, torch.promote_types(kind, torch.float32)):
+        wide = torch.promote_types(kind, torch.float32)
+        # what is asked for depends on nothing that is learned
+        for sent, tie in ((kind, whole), (wide, (*whole, *learned))):
             pieces = [piece for each in steps for piece in each.send(came)]
             flat, arrived = travel(mesh, pieces, sent, tie)
             flats.append(flat)

@@ -8,8 +8,12 @@ import numpy as np
 
 from attnspec.graphs.operators import Union
 from attnspec.graphs.relation import (
+    FULL,
+    SOME,
     Relation,
+    Tiles,
     evaluate_pairs,
+    is_closed,
     is_scattered,
     lengths,
 )
@@ -39,13 +43,44 @@ def edges_of(relation: Relation, n_q: int, n_k: int) -> float:
     sample = np.minimum(n_k - n_q + spread_out(n_q, count), n_k - run)
     closed = None if scattered else relation.progressions(sample, n_k)
     if closed is not None:
-        pairs = int(lengths(closed).sum())
+        pairs = float(lengths(closed).sum())
     elif not scattered and count * n_k <= LIMITS.pairs_counted:
         # one look at all of them is sooner done than a list of each
-        pairs = int(evaluate_pairs(relation, sample[:, None], np.arange(n_k)[None], n_k).sum())
+        pairs = float(evaluate_pairs(relation, sample[:, None], np.arange(n_k)[None], n_k).sum())
+    elif not scattered and is_closed(relation):
+        pairs = _covered(relation, sample, n_k)
     else:
         pairs = sum(len(relation.rows(int(q), int(q) + run, n_k)[0]) for q in sample)
     return pairs * n_q / max(1, run * count)
+
+
+def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
+    """The number of keys of some queries together, by the cover of ranges of keys, coarse ones
+    first; of a sample where many are undecided."""
+    size = LIMITS.side
+    while size * LIMITS.side < n:
+        size *= LIMITS.fanout
+    q = np.repeat(queries, -(-n // size))
+    k = np.tile(np.arange(0, n, size), len(queries))
+    pairs, weight = 0.0, 1.0
+    most = LIMITS.tiles_followed
+    while True:
+        if len(q) > most:
+            chosen = spread_out(len(q), most)
+            weight *= len(q) / most
+            q, k = q[chosen], k[chosen]
+        stop = np.minimum(k + size, n)
+        kinds = relation.cover(Tiles(q, q + 1), Tiles(k, stop), n)
+        pairs += weight * float((stop - k)[kinds == FULL].sum())
+        q, k = q[kinds == SOME], k[kinds == SOME]
+        if size == LIMITS.side:
+            at = k[:, None] + np.arange(size)
+            mask = evaluate_pairs(relation, q[:, None], np.minimum(at, n - 1), n) & (at < n)
+            return pairs + weight * float(mask.sum())
+        size //= LIMITS.fanout
+        k = (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
+        q = np.repeat(q, LIMITS.fanout)
+        q, k = q[k < n], k[k < n]
 
 
 def spread_out(count: int, most: int) -> np.ndarray:

@@ -26,8 +26,11 @@ def edge_tables(relation: Relation, n_q: int, n_k: int) -> Tables[np.ndarray]:
     relation = listable(relation, n_k)
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.int32)), *_listed_parts(relation, n_q, n_k)]
     degrees, listed = (np.concatenate(each) for each in zip(*parts, strict=True))
-    starts, batches = np.cumsum(degrees) - degrees, []
-    for order in _groups(degrees):
+    starts, batches, groups = np.cumsum(degrees) - degrees, [], _groups(degrees)
+    places = sum(len(order) * int(degrees[order].max()) for order in groups)
+    if places > np.iinfo(np.int32).max:
+        raise ValueError(f"{places:,} places, and no more than 2**31 can be numbered")
+    for order in groups:
         place = np.arange(degrees[order].max())
         keys = np.empty((len(order), len(place)), np.int32)
         step = max(1, LIMITS.listed_at_once // len(place))
@@ -36,9 +39,6 @@ def edge_tables(relation: Relation, n_q: int, n_k: int) -> Tables[np.ndarray]:
             at = starts[some] + np.minimum(place, degrees[some] - 1)
             keys[low : low + step] = np.where(place < degrees[some], listed[at], -1)
         batches.append(Batch(order[:, None], keys, None))
-    places = sum(batch.k.size for batch in batches)
-    if places > np.iinfo(np.int32).max:
-        raise ValueError(f"{places:,} places, and no more than 2**31 can be numbered")
     return Tables(tuple(batches), n_q, n_k)
 
 

@@ -211,8 +211,8 @@ def layers_of(
     each, but for their draws."""
     binder, groups = Binder(program), dict[tuple[Work, Heads], list[int]]()
     for layer in range(program.layer_count) if layers is None else layers:
-        for work, mine in binder.works(layer, heads, n, n):
-            groups.setdefault((replace(work, layer=0), mine), []).append(layer)
+        for work, members in binder.works(layer, heads, n, n):
+            groups.setdefault((replace(work, layer=0), members), []).append(layer)
     return groups
 
 

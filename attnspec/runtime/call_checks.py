@@ -112,7 +112,7 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
             f" got q on {q.device}, k on {k.device}, v on {v.device}"
         )
     (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
-    longer, kept = n_q > n_k and not program.cross, declared is None or heads == declared
+    longer, kept = not program.cross and n_q > n_k, declared is None or heads == declared
     count = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
     shared = heads and key_heads and heads % key_heads == 0
     apart = key_heads != v.shape[1] or n_k != v.shape[2]
@@ -219,7 +219,7 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
         shape = tuple(tensor.shape)
         sizes = {"B": batch, "H": heads, "H_kv": key_heads, "n_q": n_q, "n_k": n_k, "1": 1}
         some = [
-            {sizes[x] for x in axis.split(" or ") if x in sizes} for axis in axes[1:-1].split(", ")
+            [sizes[x] for x in axis.split(" or ") if x in sizes] for axis in axes[1:-1].split(", ")
         ]
         # of numbers of pairs a step has those of all keys
         rows = zip(some[: 3 if entry.kind == "pairs" else 4], shape, strict=False)

@@ -150,8 +150,8 @@ def _compiled(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return torch.compile(compiled, fullgraph=True, dynamic=True, **limits)
 
 
-def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """FlexAttention of a kind as a function of tensors."""
+def options_of(kind: Kind) -> dict[str, Any]:
+    """What torch is told of the kernels of a kind."""
     # both sides are whole blocks, which of lengths that change torch does not know;
     # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
     # row reads, as many as a tile of its kernel has
@@ -159,6 +159,12 @@ def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     if any(name.endswith((TABLE, PAIR)) for name in kind.names):
         # what is read of a table for every pair leaves no room for keys to be fetched ahead
         options["num_stages"] = 1
+    return options
+
+
+def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """FlexAttention of a kind as a function of tensors."""
+    options = options_of(kind) or None
 
     def run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
         blocks, (heads, changes) = Blocks(*given[:-2]), given[-2:]
@@ -173,7 +179,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
             ),
             kind.scale,
             enable_gqa=True,
-            kernel_options=options or None,
+            kernel_options=options,
             return_aux=AuxRequest(lse=True) if kind.lse else None,
         )
         return (result[0], result[1].lse) if kind.lse else (result, None)

@@ -166,14 +166,15 @@ class FlexStep:
         runs = None if self.tiles.looks else runs_of(layout)
         # no views, of which torch compiles anew for other tensors behind them
         self.runs = () if runs is None else tuple(torch.tensor(x, device=device) for x in runs)
+        self.whole = None if self.reads else self._left(Call(), 1)
         self.last: Remembered[Blocks] = Remembered()
 
     def blocks(self, call: Call, samples: int) -> Blocks:
-        """What a call leaves of the step, of all samples alike where there are no inputs and no
-        padding; kept while the same come again."""
+        """What a call leaves of the step, kept while the same inputs and padding come again."""
         read = [*(call.data[name] for name in self.reads)]
         read += [] if call.padding is None else [call.padding]
-        samples = samples if read else 1
+        if self.whole is not None and not read:
+            return self.whole
         return self.last.get(read, lambda: self._left(call, samples), samples)
 
     def _left(self, call: Call, samples: int) -> Blocks:
@@ -211,7 +212,7 @@ class FlexStep:
         )
 
     def _in_blocks(self, x: Tensor) -> Tensor:
-        """What is said of tiles, [B, tiles], of all blocks, [B, q blocks, k blocks]."""
+        """A number of each tile, [B, tiles], as one of each block, [B, q blocks, k blocks]."""
         blocks = x.new_zeros(len(x), *self.shape)
         blocks[:, self.tiles.entries[0], self.tiles.entries[1]] = x
         return blocks

@@ -1,4 +1,4 @@
-"""From a relation to the keys of its last few queries, and to what is said of all pairs in a call.
+"""From a relation to the keys of its last few queries, and to the form of all pairs of a call.
 
 A step of generation asks for one query at a length that was never seen before, so what is made here
 must cost less than reading the keys does.
@@ -79,7 +79,7 @@ def ranges_of(keys: np.ndarray) -> tuple[range, ...] | None:
 
 
 class Form(Enum):
-    """What is said of the pairs in a call, in the words of a plan."""
+    """How a call tells torch its pairs, in the words of a plan."""
 
     NOTHING = "every pair"
     CAUSAL = "`is_causal`"

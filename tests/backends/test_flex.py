@@ -123,7 +123,9 @@ QUICK = (
 @pytest.mark.parametrize("name", few(NAMES, QUICK))
 def test_outputs_and_log_sum_exps_on_a_gpu(name: str) -> None:
     spec, turn = population()[name], NAMES.index(name)
-    n = spec.program.fixed_length or (255, 130, 250)[turn % 3]
+    n = spec.program.fixed_length or (300, 130, 260)[turn % 3]
+    # what is learned of blocks is of so many
+    n = min(n, 250) if "sinkhorn" in name else n
     call = replace(call_of(Case(spec, n), turn), dtype=torch.float32)
     if any(attend.mechanism for attend in spec.program.attends):
         return

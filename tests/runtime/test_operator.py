@@ -127,6 +127,37 @@ def test_an_exported_program_runs_in_another_process(elsewhere: bool, tmp_path: 
     assert torch.equal(found, module(*parts))
 
 
+@pytest.mark.parametrize(
+    ("body", "n_q"),
+    [
+        ("cross heads 2 attend full", 20),
+        ("heads 2 input x: pairs attend full score s + x(q, k)", 12),
+        ("heads 2 input x: choices attend chosen(x)", 12),
+    ],
+)
+def test_lengths_and_inputs_of_heads_stay_free(body: str, n_q: int) -> None:
+    """One program for more and fewer queries than keys, and for inputs with an axis of heads."""
+    module, size = spec_of(body).compile(), {"q": torch.export.Dim("q"), "k": torch.export.Dim("k")}
+    lengths = {"q": size["q"] if module.program.cross else size["k"], "k": size["k"]}
+
+    def call(n_q: int, n_k: int) -> dict[str, Any]:
+        made = {"pairs": torch.randn(2, 2, n_k, n_k), "choices": torch.zeros(2, 2, n_k, 3).long()}
+        q, k = torch.randn(2, 2, n_q, 8), torch.randn(2, 2, n_k, 8)
+        inputs = {entry.name: made[entry.kind] for entry in module.program.inputs}
+        return {"q": q, "k": k, "v": k.clone()} | ({"inputs": inputs} if inputs else {})
+
+    shapes: dict[str, Any] = {name: {2: lengths[name[0]]} for name in ("q", "k")}
+    shapes["v"] = shapes["k"]
+    for entry in module.program.inputs:
+        axes = (2, 3) if entry.kind == "pairs" else (2,)
+        shapes["inputs"] = {entry.name: dict.fromkeys(axes, size["k"])}
+    given = call(n_q, 12)
+    traced = torch.export.export(module, (), given, dynamic_shapes=shapes, strict=False).module()
+    for sizes in ((n_q, 12), (17, 31) if module.program.cross else (31, 31)):
+        given = call(*sizes)
+        torch.testing.assert_close(traced(**given), module(**given))
+
+
 def operator(module: CompiledAttention, **inputs: Tensor) -> Callable[..., Tensor]:
     """What a traced program calls: of q, k, v, and of what is learned where that is not the
     module's."""

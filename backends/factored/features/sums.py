@@ -266,13 +266,13 @@ def states_of(state: Tensor, g: Tensor, w: Tensor, frames: Frames | None) -> lis
 def _summed(given: Given, state: State) -> tuple[Tensor, ...]:
     outs = list[Any]()
     run = partial(lean, Given.step) if given.is_wide else Given.step
-    for part, mine in given.parts(state):
+    for part, states in given.parts(state):
         rows = []
         for block in part.blocks():
-            sums, log, after, base = run(block, mine)
-            mine = mine if after is None else State(after, base)
+            sums, log, after, base = run(block, states)
+            states = states if after is None else State(after, base)
             rows += [] if sums is None else [(sums, log)]
-        outs.append([*(joined(x, 2) for x in zip(*rows, strict=True)), *mine])
+        outs.append([*(joined(x, 2) for x in zip(*rows, strict=True)), *states])
     return tuple(joined(x, 0) for x in zip(*outs, strict=True))
 
 
