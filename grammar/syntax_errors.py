@@ -269,8 +269,10 @@ def _sign(stop: _Stop) -> Diagnostic | None:
         two = f"a {earlier[-1] if earlier else text} b and b {text} c"
         advice = f"only `<` and `<=` can be chained; write `{two}`"
         if stop.has_beside("&", "|"):
-            advice = "`and` and `or` join comparisons; `&` and `|` stand between graphs"
-        return stop.diagnostic("A143", "one comparison", advice)
+            message = "`&` and `|` join graphs, and cannot join comparisons"
+            advice = "write `and` or `or`"
+            return Diagnostic("A143", message, stop.scan.span(stop.index), help=advice)
+        return stop.diagnostic("A143", "a single comparison", advice)
     return None
 
 
@@ -278,7 +280,7 @@ def _separator(stop: _Stop) -> Diagnostic | None:
     """A missing `,` or `=` inside a list."""
     before = stop.before
     if before is not None and "if" in (stop.word.text, before.text) and "," in stop.accepts:
-        advice = "write `a and b or not a and c`: there is no `if` in an expression"
+        advice = "there is no `if`: for `b if a else c` write `a and b or not a and c`"
         place = stop.index if stop.word.text == "if" else stop.index - 1
         message = "expected an operator, found `if`"
         return Diagnostic("A134", message, stop.scan.span(place), help=advice)

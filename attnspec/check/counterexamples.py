@@ -291,7 +291,7 @@ def against_stable(program: Program) -> str | None:
         return None
     change = next(_changed(program), None)
     if change is None:
-        return "a graph may change with `m`, the number of queries"
+        return "a graph reads `m`, the number of queries, which grows when queries are added"
     m, n, query, key, reads = change
     at, other = (m + 1, m) if reads else (m, m + 1)
     return (

@@ -28,7 +28,8 @@ FIGURES = frozenset("depth diameter path_length".split())
 """The figures that more pairs can make smaller."""
 
 
-WEAKER = "claim less, or from a length on (`for n >= …`), or add pairs that lead to the key"
+WEAKER = "claim more layers or steps, claim it at lengths at which it holds, or add pairs"
+NEVER = "add pairs that lead to the key, or remove the claim"
 
 
 def with_hint(
@@ -45,7 +46,8 @@ def with_hint(
     except (AttnSpecError, ScalarError):
         # the change is not a spec, or too much to count
         return verdict.diagnostics
-    return (*others, replace(refuted, help=refuted.help or hint or WEAKER))
+    advice = NEVER if " never reads " in refuted.message else WEAKER
+    return (*others, replace(refuted, help=refuted.help or hint or advice))
 
 
 def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str | None:

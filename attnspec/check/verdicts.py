@@ -65,8 +65,8 @@ MEANINGS = {
 """What claims mean whose name does not tell, for their refutations."""
 
 PATHS = (
-    "a path starts at the query; layers count from 0, those beyond the last of the spec repeat it,"
-    " and those without a step are left out"
+    "a path starts at the query; layers count from 0, and after the last layer of the spec this one"
+    " repeats; a path does not show the layers in which it stays where it is"
 )
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"

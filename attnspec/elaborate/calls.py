@@ -381,7 +381,8 @@ def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:
     problem = _inexact(value)
     if problem is not None:
         help = "compute it before the call, and pass the result as the input"
-        scope.fail("A312", f"where an input is read, {problem}", node.span, help=help)
+        message = f"a condition that reads an input cannot use {problem}"
+        scope.fail("A312", message, node.span, help=help)
 
 
 def _inexact(value: Scalar) -> str | None:
@@ -393,13 +394,13 @@ def _inexact(value: Scalar) -> str | None:
         # known before any pair is examined
         return None
     if op in INEXACT:
-        return f"`{op}` may differ in its last bit from one machine to the next"
+        return f"`{op}`: its last bit may differ between machines, and so might the graph"
     if op in ("//", "%") and (reads_inputs(args[1]) or asks_positions(args[1])):
-        return f"`{op}` cannot divide by q, k or an input"
+        return f"`{op}` by q, k or an input"
     if op in ("//", "%") and type_of(args[1]) != "integer":
-        return f"`{op}` needs an integer as divisor"
+        return f"`{op}` by what is not an integer"
     if op == "**" and not (isinstance(args[1], int) and 0 <= args[1] <= 8):
-        return "a power needs an exponent from 0 to 8"
+        return "a power whose exponent is not a number from 0 to 8"
     if op == "item":
-        return "the index of a list can use only `layer`, `head` and `n`"
+        return "a list whose index reads more than `layer`, `head` and `n`"
     return next((reason for part in args if (reason := _inexact(part))), None)

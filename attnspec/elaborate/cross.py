@@ -69,7 +69,7 @@ def require_keys(name: str, span: Span, scope: Scope) -> None:
 def _for_queries(name: str) -> str:
     return (
         f"with `cross` the input `{name}` has values for keys alone, and here it is read at a"
-        " query: by `q`, or by `k` within `transpose`"
+        " query (`transpose` exchanges q and k)"
     )
 
 
@@ -100,7 +100,7 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
     for leaf, name, value, sides in sided(graph, patterns):
         read = sorted(_of_keys(value)) if "q" in sides else []
         if read:
-            advice = f"read it as `{read[0]}(k)`, outside `transpose`"
+            advice = f"read it as `{read[0]}(k)`, and outside of `transpose`"
             if _marks(value):
                 advice = f"`columns({read[0]})` reads the keys that it marks"
             _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)

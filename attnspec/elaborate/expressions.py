@@ -43,7 +43,8 @@ _ALONE = {
 
 
 SIZES = "a size is the same for all queries; `where(abs(q - k) <= …)` may differ between them"
-BELOW = "a name is known below its `let`, in the same block; a named graph knows its parameters"
+IN_GRAPH = "a named graph knows only its own parameters: write `graph {0}(…, {1})`, and pass it"
+DEFINED = "define it in a line above: `let {1} = …`"
 
 # --- words ---------------------------------------------------------------------------------------
 
@@ -102,11 +103,14 @@ def word(node: nodes.Name, scope: Scope) -> Value:
             declared = f"declare it: `input {name}: {scope.wanted}`"
             advice = declared if hint is None or "input " in hint else f"{hint}; or {declared}"
     if name == QUERIES:
-        counts = "`m` is the number of queries in a spec with `cross`"
+        counts = "`m`, the number of queries, has a value only in a spec with `cross`"
         advice = counts if advice is None else f"{advice}; {counts}"
     elif name == SCORE or name in SCORE_FUNCTIONS:
         advice = f"`{name}` has a meaning only in a `score` statement"
-    scope.fail("A201", f"`{name}` is not defined", node.span, help=advice or BELOW)
+    if advice is None:
+        graph = next((each.name for each in reversed(scope.expanding)), None)
+        advice = (IN_GRAPH if graph else DEFINED).format(graph, name)
+    scope.fail("A201", f"`{name}` is not defined", node.span, help=advice)
 
 
 def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:

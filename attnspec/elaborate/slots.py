@@ -190,7 +190,7 @@ def _attend(
         diagnostics = work.collector.diagnostics
         if not any(one.code == "A308" and one.span == span for one in diagnostics):
             # once, for the first layer and head
-            message = f"a number here has no value in {where}: {error}"
+            message = f"this cannot be computed in {where}: {error}"
             work.collector.add("A308", message, span)
     if graph is not None:
         _check_governed(graph, work, scale)

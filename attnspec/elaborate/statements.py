@@ -322,7 +322,8 @@ def meant_as_range(item: nodes.Expression) -> str | None:
         return None
     low, high = numbers
     if item.operators == ("+",):
-        return f"write `{low + high}`, or `{low}, {high}` for both"
+        both = f", or `{low}, {high}` for both layers or heads" if low < high else ""
+        return f"write `{low + high}`{both}"
     return f"write `{low}..{high}` for a range, `{low}, {high}` for both"
 
 
@@ -358,8 +359,8 @@ def _require_alone(graph: Term, span: Span, scope: Scope, beside: bool = False) 
             scope.fail("A704", message, place, related=related)
         if beside and not pattern.beside(dict(leaf.arguments)):
             message = (
-                f"a graph beside a mechanism may only choose pairs, and `{leaf.pattern}` sets"
-                " weights of its own"
+                f"a graph that is added to a mechanism may only choose pairs, and this"
+                f" `{leaf.pattern}` also weighs them"
             )
             advice = "use a graph that only chooses pairs, such as `topk`"
             scope.fail("A703", message, place, help=advice)

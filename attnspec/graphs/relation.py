@@ -328,7 +328,7 @@ TYPICAL = 1024
 
 def chosen_text(pattern: str) -> str:
     """Why the pairs of a data-dependent pattern are not known."""
-    return f"the pairs of `{pattern}` are chosen in each call, from its tensors"
+    return f"the pairs of `{pattern}` are chosen from the tensors of each call"
 
 
 class DataDependent(Relation):

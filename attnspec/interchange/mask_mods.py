@@ -65,9 +65,9 @@ def from_mask_mod(
         )
     if taken in (1, 2, 3):
         raise AttnSpecError(
-            f"`{called}` takes {taken} argument{'s' * (taken > 1)}; a mask takes (b, h, q, k): the"
-            " sample, the head and the positions of query and key; a whole mask is read by"
-            " `attnspec.explain_mask(mask)`"
+            f"`{called}` takes {taken} argument{'s' * (taken > 1)}, and a mask function takes four,"
+            " (b, h, q, k): the sample, the head and the positions of query and key; for a mask"
+            " tensor call `attnspec.explain_mask(mask)`"
         )
     with errors_of(called):
         term = graph(trace(mask_mod, captured))

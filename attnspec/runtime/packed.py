@@ -101,8 +101,9 @@ def _of_documents(
     for entry in program.inputs:
         if entry.kind in PER_HEAD:
             raise ValueError(
-                f"the input `{entry.name}` cannot be used with packed documents: call the module"
-                " for each document"
+                f"the input `{entry.name}` cannot be used with packed documents, because the shape"
+                f" of `{entry.kind}` depends on the length of a document: call the module once for"
+                " each document"
             )
         if entry.name in inputs:
             count = len(ends[0]) - 1 if entry.kind == "length" else len(k)
@@ -232,9 +233,9 @@ def _ends(offsets: Any, tokens: int, name: str) -> Tensor:
     last = f"end with {tokens}, the number of tokens, got {ends[-1] if ends else 0}"
     for wrong, what in (
         (ends[:1] != [0], f"start at 0, got {ends[:1]}"),
-        (ends != sorted(ends), "not fall"),
+        (ends != sorted(ends), f"not decrease, got {ends}"),
         (ends[-1:] != [tokens], last),
     ):
         if wrong:
-            raise ValueError(f"{name} must {what}: it says where each document starts and ends")
+            raise ValueError(f"{name} must {what}; it holds the offsets of the documents' ends")
     return torch.tensor(ends)

@@ -432,10 +432,11 @@ class WalkingKernel(SoftmaxKernel):
     """Softmax attention that walks the steps of its parts, one after the other.
 
     `of_rows` and `of_keys` are the axes that become one, so that [c, n, …] is left; `widens` says
-    that it computes in float32 at least; `several`, that it sums over steps, rounded once.
+    that it computes in float32 at least; `several`, that it sums over steps, rounded once;
+    `complete`, that the first step has every query.
     """
 
-    of_rows, of_keys, widens, several = (0, 2), (0, 1), False, True
+    of_rows, of_keys, widens, several, complete = (0, 2), (0, 1), False, True, False
 
     _parts: Callable[[Tensor, Call, Any], Iterator[Walked]]
     """(q, call, grads) -> what is computed together; gradients of tables are added to `grads`."""
@@ -520,7 +521,8 @@ class WalkingKernel(SoftmaxKernel):
     def _begun(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         """The output and log-sum-exps that the walk merges into."""
         wide = torch.promote_types(q.dtype, torch.float32)
-        out = q.new_zeros(q.shape, dtype=wide if self.widens or self.several else q.dtype)
+        begun = q.new_empty if self.complete else q.new_zeros
+        out = begun(q.shape, dtype=wide if self.widens or self.several else q.dtype)
         return out, q.new_full(q.shape[:-1], -math.inf, dtype=wide)
 
     def _begun_back(

@@ -63,10 +63,9 @@ class SteppedKernel(WalkingKernel, ByTables):
         super().__init__(work, heads, device)
         if tables is not None:
             self.tables = tables
-        self.steps = [
-            Step(batches, work.positions, number > 0)
-            for number, batches in enumerate(self.tables.steps)
-        ]
+        steps = self.tables.steps
+        self.steps = [Step(x, work.positions, number > 0) for number, x in enumerate(steps)]
+        self.complete = sum(int((x.q >= 0).sum()) for x in steps[0]) == work.n_q if steps else False
         # so that a sum is rounded once
         self.several = len(self.steps) > 1
         self.changes = ScoreChanges.of_work(work, heads)

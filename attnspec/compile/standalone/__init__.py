@@ -39,7 +39,8 @@ def standalone_module(program: Program, class_name: str) -> str:
         return text.file(program, roots)
     except StandaloneError as error:
         raise StandaloneError(
-            f"`{program.name}` cannot be compiled with --standalone: {error}; compile without it"
+            f"`{program.name}` cannot be compiled as a standalone file: {error}; leave `standalone`"
+            " out"
         ) from None
 
 

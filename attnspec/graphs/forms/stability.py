@@ -193,8 +193,8 @@ def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
 
 
 def _sized(text: str, size: Scalar) -> Fault:
-    shown = written_scalar(size)
-    return Fault(text, "has a size that depends on n", f"write a number in place of `{shown}`")
+    mend = f"write a number in place of `{written_scalar(size)}`"
+    return Fault(text, "depends on n, the number of positions", mend)
 
 
 def _last(text: str, tokens: Tokens) -> Fault:
@@ -260,7 +260,7 @@ def changing_weights(attend: Attend) -> Fault | None:
 
 def must_be_stable(name: str, fault: Fault) -> str:
     """The reason where an attention would go on from the positions before and contradict them."""
-    return f"decoding `{name}` step by step would give other results than one call: {fault}"
+    return f"decoding `{name}` step by step would give other results than one call, because {fault}"
 
 
 def must_be_steady(name: str, fault: Fault) -> str:
