@@ -44,7 +44,7 @@ _ALONE = {
 
 SIZES = "a size is the same for all queries; `where(abs(q - k) <= …)` may differ between them"
 IN_GRAPH = "a named graph knows only its own parameters: write `graph {0}(…, {1})`, and pass it"
-DEFINED = "define it in a line above: `let {1} = …`"
+DEFINED = "a name is a parameter, or is defined in a line above: `let {1} = …`"
 
 # --- words ---------------------------------------------------------------------------------------
 
