@@ -93,7 +93,7 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
     query, key = pair
     count = f" ({missing:,} such pairs)" if missing > 1 and not spread.sampled else ""
     steps = reach.path(stack, n, query, key)
-    how = "more layers like the last do not change that"
+    how = "it never reads this key, even with more layers like the last"
     if steps is not None:
         how = f"that takes {count_of(steps[0][0] + 1, 'layer')}: {drawn(stack, query, steps)}"
     return f"after {count_of(layers, 'layer')} query {query} has not read key {key}{count}; {how}"
@@ -295,8 +295,8 @@ def against_stable(program: Program) -> str | None:
     m, n, query, key, reads = change
     at, other = (m + 1, m) if reads else (m, m + 1)
     return (
-        f"of {count_of(n, 'key')} query {query} reads key {key} if there are"
-        f" {count_of(at, 'query', 'queries')}, but not if there are {other}"
+        f"with {count_of(at, 'query', 'queries')} and {count_of(n, 'key')}, query {query} reads key"
+        f" {key}; with {other}, it does not"
     )
 
 

@@ -100,7 +100,8 @@ def _empty_rows(
     try:
         degrees = degrees_of(relation, n)
     except RelationError as error:
-        message = error.message if f"n = {n}" in error.message else f"{error.message} at n = {n}"
+        where = f"n = {n:,}"
+        message = error.message if where in error.message else f"{error.message} at {where}"
         return Diagnostic("A320", message, span)
     empty = np.flatnonzero(degrees == 0)
     if len(empty) == 0:

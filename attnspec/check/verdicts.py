@@ -337,7 +337,7 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield from error.diagnostics
         return
     except (AttnSpecError, ScalarError) as error:
-        yield _without_answer(claim, error, f" at n = {n}")
+        yield _without_answer(claim, error, f" at n = {n:,}")
         return
     if doubt is not None:
         yield _unchecked(claim, str(doubt))
@@ -452,7 +452,7 @@ def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
 def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
     layers = integer_of(claim.value or 0, stack.situation(n), "layers", claim.span)
     if layers < 0:
-        raise BindError(f"`layers` must be at least 0, got {layers} at n = {n}", claim.span)
+        raise BindError(f"`layers` must be at least 0, got {layers} at n = {n:,}", claim.span)
     return counterexamples.reaches(stack, n, layers)
 
 

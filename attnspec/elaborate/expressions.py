@@ -36,7 +36,7 @@ _SETS = ("|", "&", "-", "~")
 _ALONE = {
     "|": "`GRAPH + MECHANISM` has exact weights on the graph's pairs, the mechanism's elsewhere",
     "&": "the statement `causal` leaves out later keys, `key_padding_mask` single ones",
-    "+": "`columns(T)` makes a graph of a token set; two mechanisms need heads of their own",
+    "+": "two mechanisms need heads of their own",
     "-": "a mechanism has no pairs that could be taken away",
 }
 """What to write instead of a mechanism under an operator."""
@@ -268,8 +268,11 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
                 message = f"`+` adds one mechanism to one graph, got {got}"
             advice = _ALONE.get(operator)
             if kinds.count("mechanism") + kinds.count("hybrid") == 1 and "graph" in kinds:
-                grouped = "hybrid" in kinds or len(kinds) > 2
-                advice = "put the graph into parentheses: `(A | B) + M`" if grouped else advice
+                if "hybrid" in kinds or len(kinds) > 2:
+                    shown = "|" if operator == "+" else operator
+                    advice = f"put the whole graph into parentheses, `(A {shown} B) + M`"
+            elif "token set" in kinds:
+                advice = "`columns(T)` makes a graph of a token set"
             scope.fail("A701", message, span, help=advice)
     declaration = scope.work.mechanisms[mechanism.name]
     alone = declaration.alone(dict(mechanism.arguments))

@@ -236,7 +236,7 @@ def integer_of(scalar: Scalar, at: Situation, name: str, span: Span | None) -> i
     value = _value(scalar, at, name, span)
     wrong = at.fault(_INTEGER, name, value)
     if wrong:
-        raise BindError(f"{wrong} at n = {at.n}", span)
+        raise BindError(f"{wrong} at n = {at.n:,}", span)
     return cast(int, value)
 
 
@@ -266,10 +266,8 @@ def _bind_listed(term: Tokens, at: Situation, span: Span | None) -> TokenSet:
         value = integer_of(scalar, at, f"{name}` of `{term.kind}", span)
         least = 1 if name == "step" else 0
         if at.fault(_AT_LEAST[least], name, value):
-            raise BindError(
-                f"the {name} of `{term.kind}` must be at least {least}, got {value} at n = {at.n}",
-                span,
-            )
+            what = f"the {name} of `{term.kind}` must be at least {least}"
+            raise BindError(f"{what}, got {value} at n = {at.n:,}", span)
         values.append(value)
     match term.kind:
         case "first":
@@ -327,7 +325,7 @@ def filled(
     try:
         return declaration(**bound)
     except RelationError as error:
-        raise BindError(f"{error} at n = {at.n}", term.span) from None
+        raise BindError(f"{error} at n = {at.n:,}", term.span) from None
 
 
 def bind_argument(
@@ -361,7 +359,7 @@ def bind_argument(
             value = _value(given, at, name, span)  # type: ignore[arg-type]
             wrong = at.fault(parameter, name, value)
             if wrong:
-                raise BindError(f"{wrong} at n = {at.n}", span)
+                raise BindError(f"{wrong} at n = {at.n:,}", span)
             return value
 
 

@@ -228,7 +228,7 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
                 masks = mask_of(mask_mod, len(samples), heads, n)
         except Exception as error:
             raise AttnSpecError(
-                f"`{spec.name}` has no mask at n = {n}: {first_line(error)}"
+                f"`{spec.name}` has no mask at n = {n:,}: {first_line(error)}"
             ) from error
         for sample, inputs in enumerate(samples):
             for head in range(heads):
@@ -237,7 +237,7 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
                 if len(differ):
                     q, k = differ[0].tolist()
                     raise AttnSpecError(
-                        f"`{spec.name}` is not the mask: at n = {n} in head {head}"
+                        f"`{spec.name}` is not the mask: at n = {n:,} in head {head}"
                         f" the function says {bool(meant[q, k])} of query {q} and key {k}, what was"
                         " recorded of it the contrary; it may decide by something else than its"
                         " arguments"

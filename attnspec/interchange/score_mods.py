@@ -69,7 +69,7 @@ def from_score_mod(
                     # its lists end with these lengths
                     break
                 raise AttnSpecError(
-                    f"`{called}` has no scores at n = {n}: {first_line(error)}"
+                    f"`{called}` has no scores at n = {n:,}: {first_line(error)}"
                 ) from error
     return spec
 
@@ -105,6 +105,6 @@ def _hold(
     weights = spec.compile("dense")(q, k, values, inputs=inputs or None)
     if (weights - meant.softmax(-1).nan_to_num(0.0)).abs().max() > CLOSE:
         raise AttnSpecError(
-            f"`{spec.name}` is not the score: at n = {n} its weights differ from the function's,"
+            f"`{spec.name}` is not the score: at n = {n:,} its weights differ from the function's,"
             " which may decide by something else than its arguments"
         )

@@ -213,7 +213,7 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
         tensor = isinstance(result, Tensor)
         what = f"{result.dtype} {list(result.shape)}" if tensor else type(result).__name__
         score = tensor and result.dtype.is_floating_point and not result.dim()
-        hint = "; of numbers that are added to scores, return `… == 0`" if score else ""
+        hint = "; if it is an additive mask, 0 or -inf, return `mask == 0`" if score else ""
         raise UntracedError(f"it must return one boolean for a pair, and returns {what}{hint}")
     return _said(result)
 
@@ -739,9 +739,9 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
         )
     at = ", ".join(map(_shown, parts))
     raise UntracedError(
-        f"`{captured.name_of(tensor)}` {shape} is read at [{at}], something else than [q], [k],"
-        " [b, q], [b, k], [b] or [h]: what depends on a position stands in a tensor of its own, one"
-        " number for each position, as `starts[document]` for `starts[document[k]]`, read at [k]"
+        f"`{captured.name_of(tensor)}`, of shape {shape}, is indexed by [{at}], and only [q], [k],"
+        " [b, q], [b, k], [b] and [h] are allowed: make a tensor with one number for each position"
+        " before, as in `t = x[torch.arange(n) // 2]`, and index it by [q] or [k]"
     )
 
 

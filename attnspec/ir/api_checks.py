@@ -98,7 +98,7 @@ def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[n
     least, most = (0, n) if values.ndim == 0 else (0, n - 1)
     if values.size and not (least <= values.min() and values.max() <= most):
         what = "a count" if values.ndim == 0 else "positions"
-        raise AttnSpecError(f"`{name}` must be {what} between {least} and {most} at n = {n}")
+        raise AttnSpecError(f"`{name}` must be {what} between {least} and {most} at n = {n:,}")
     if values.ndim == 0:
         return np.arange(n) < int(values)
     return np.isin(np.arange(n), values)

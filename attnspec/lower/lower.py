@@ -270,7 +270,7 @@ def _work(
             layer=at.layer if mechanism is not None and mechanism.drawn else 0,
         )
     except RelationError as error:
-        raise BindError(f"{error.message} at n = {at.n}", attend.span) from None
+        raise BindError(f"{error.message} at n = {at.n:,}", attend.span) from None
 
 
 def require_numbers(attend: Attend, at: Situation) -> None:
@@ -301,7 +301,7 @@ def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
     }
     match score.name:
         case "softcap" if not values["cap"] > 0:
-            message = f"`cap` must be above 0, got {values['cap']} at n = {at.n}"
+            message = f"`cap` must be above 0, got {values['cap']} at n = {at.n:,}"
             raise BindError(message, score.span)
         case "alibi":
             values["slope"] = Apply("item", (HEAD, *(score.slopes or alibi_slopes(heads))))

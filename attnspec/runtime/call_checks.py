@@ -383,8 +383,8 @@ def require_numbers(what: str, *tensors: Tensor) -> None:
     """Raises ValueError where a trace has no numbers of tensors, which `what` names or reads."""
     if any(map(is_recorded, tensors)):
         raise ValueError(
-            f"{what}, and a trace has no values: export the module without `composed()`, as one"
-            " operator"
+            f"{what}, and an export within `composed()` has no values: export the module outside of"
+            " it, as one operator"
         )
 
 

@@ -561,12 +561,13 @@ def _core(
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
         more = {
-            str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
+            str: ": `attnspec.load(path)` reads a file, `attnspec.parse(text)` a text, and"
+            " `attnspec.zoo(name)` gives one of the zoo",
             int: ": the spec comes first, then the sizes",
         }
         raise TypeError(
-            f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(spec).__name__}{more.get(type(spec), '')}"
+            f"spec must be a Spec, got {type(spec).__name__}"
+            f"{more.get(type(spec), ': attnspec.load and attnspec.parse return one')}"
         )
     count = program.heads if num_heads is None else num_heads
     if count is None:

@@ -62,4 +62,4 @@ def at_length(predicate: Scalar, n: int) -> Scalar:
     try:
         return fold(predicate, {"n": n})
     except ScalarError as error:
-        raise RelationError(f"`where` has no value at n = {n}: {error}") from None
+        raise RelationError(f"`where` has no value at n = {n:,}: {error}") from None

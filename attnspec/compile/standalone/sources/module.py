@@ -23,8 +23,10 @@ def given(q, k, v, layer, inputs, padding):
         fit = fit and q.shape[2] <= k.shape[2]
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
         got = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
-        needed = f"of one type, [B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d], [B, H_kv, n_k, d_v]"
-        raise ValueError(f"q, k, v must be {needed}, H_kv dividing H, n_q <= n_k, got {got}")
+        shapes = f"q [B, {HEADS or 'H'}, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]"
+        more = "" if CROSS else ", n_q at most n_k"
+        needed = f"{shapes} of one type, with H_kv dividing the heads of q{more}"
+        raise ValueError(f"a call takes {needed}; got {got}")
     if not 0 <= layer < (LAYERS or layer + 1):
         raise ValueError(f"layer must be at least 0, and below {LAYERS}, got {layer}")
     x = {**(inputs or {}), **({} if padding is None else {"key padding": padding})}
