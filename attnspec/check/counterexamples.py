@@ -28,7 +28,6 @@ from attnspec.graphs.bind import Situation
 from attnspec.graphs.forms.conditions import contained
 from attnspec.graphs.forms.dnf import Place as FormPlace
 from attnspec.graphs.forms.dnf import form_of, place_of
-from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Claim, Program
@@ -220,14 +219,12 @@ def of_graphs(claim: Claim, at: Situation) -> str | None:
         missing = only_in(here, there, at.n)
         if missing:
             (query, key), *_ = missing.examples
-            rows = _rows(first, second, query, at.n)
-            return f"({query}, {key}) is only in the {name} graph: {rows}"
+            rows = [row_text(relation, query, at.n) for relation in (here, there)]
+            return (
+                f"query {query} reads key {key} only in the {name} graph: its keys are {rows[0]}"
+                f" there, and {rows[1]} in the other graph"
+            )
     return None
-
-
-def _rows(first: Relation, second: Relation, query: int, n: int) -> str:
-    rows = [row_text(relation, query, n) for relation in (first, second)]
-    return f"query {query} reads {rows[0]} in the first, {rows[1]} in the second"
 
 
 # --- how fast edges grow: proven from how the spec is written, else counted -----------------------

@@ -28,7 +28,7 @@ FIGURES = frozenset("depth diameter path_length".split())
 """The figures that more pairs can make smaller."""
 
 
-WEAKER = "claim more layers or steps, claim it at lengths at which it holds, or add pairs"
+WEAKER = "claim a larger figure, claim it at lengths at which it holds, or add pairs"
 NEVER = "add pairs that lead to the key, or remove the claim"
 
 

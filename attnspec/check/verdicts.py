@@ -65,8 +65,8 @@ MEANINGS = {
 """What claims mean whose name does not tell, for their refutations."""
 
 PATHS = (
-    "a path starts at the query; layers count from 0, and after the last layer of the spec this one"
-    " repeats; a path does not show the layers in which it stays where it is"
+    "a path starts at the query; layers count from 0, and the last layer of the spec repeats;"
+    " layers in which the path stays at its position are left out"
 )
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"

@@ -58,5 +58,5 @@ def meant(name: str, scope: Scope) -> str | None:
     if sentence is None and name in scope.module.attentions:
         sentence = f"`{name}` is an attention; what others can use is a `graph {name}(…) = …`"
     if sentence is None and low in SYSTEMS:
-        sentence = f"`{low}` is a whole spec: copy from those of its name that `attnspec zoo` lists"
+        sentence = f"`{low}` is a whole spec, not a graph: `attnspec zoo` lists those of its name"
     return sentence

@@ -357,9 +357,8 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
         if places is None or below or reach_of(value, ranges) * 2**places > most:
             raise UntracedError(
-                f"it computes with {kind}, which rounds or wraps where specs do not, at lengths up"
-                f" to {CHECKED:,}: keep to whole numbers of 64 bits, with `*` in place of `/`, or"
-                " use `.double()`"
+                f"it computes with {kind}, which rounds or overflows where specs do not: make the"
+                " tensors that it reads `.double()` or `.long()`, and multiply instead of dividing"
             )
 
 

@@ -312,8 +312,8 @@ class Engine:
                 works = self.binder.open_works(layer, heads)
             except BackendError as error:
                 raise ValueError(
-                    f"`composed()` of `{self.program.name}` cannot be traced with a dynamic length:"
-                    f" {error}; leave `composed()` out, and the program has one operator for every"
+                    f"`{self.program.name}` cannot be exported within `composed()` with a dynamic"
+                    f" length: {error}; export it outside of `composed()`, as one operator for any"
                     " length, or export the file of `attnspec compile --standalone`"
                 ) from None
             works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]

@@ -106,8 +106,9 @@ def _of_documents(
                 " each document"
             )
         if entry.name in inputs:
-            count = len(ends[0]) - 1 if entry.kind == "length" else len(k)
-            name = f"the input `{entry.name}`"
+            each = "document" if entry.kind == "length" else "key"
+            count = len(ends[0]) - 1 if each == "document" else len(k)
+            name = f"the input `{entry.name}`, with a number for each {each},"
             check_tensor(name, inputs[entry.name], entry.kind, (count,), q.device)
     together = torch.equal(*ends) and module.backend == AUTO and len(ends[0]) > 2 and len(q) > 0
     if not together or not _is_part(program, rest["layer"], q.shape[1]):

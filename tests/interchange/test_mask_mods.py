@@ -100,7 +100,7 @@ def test_functions_become_the_approved_specs_or_refusals(golden: Golden) -> None
 
     def ask(text: str) -> tuple[str, str]:
         mask_mod = eval(text, globals())
-        spec = from_mask_mod(mask_mod, name="found")
+        spec = from_mask_mod(mask_mod, name="mask")
         # tensors of the functions have 17 positions
         for n in (17,) if spec.inputs else (32, 1):
             require_pairs(spec, mask_mod, n)

@@ -264,7 +264,9 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
             low, high = ends_of("max", args[1])
             # of scores IEEE says what a division by 0 gives
             if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
-                raise StandaloneError(f"the divisor `{flat(args[1])}` may be 0")
+                raise StandaloneError(
+                    f"the divisor `{flat(args[1])}` may be 0 (write `max(…, 1)` around it)"
+                )
             return joined(op, *args)
         case "min" | "max":
             return reduce(lambda a, b: _extreme(op, a, b), args)

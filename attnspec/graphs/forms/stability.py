@@ -154,8 +154,8 @@ def unsteady_shift(term: Term, place: Place) -> Fault | None:
         return _sized(written(term), by)
     return Fault(
         written(term),
-        "loses pairs at the last positions",
-        "shift by 0 or more, or write `where` of q and k",
+        "has no pairs at the last position, and gains them when the sequence grows",
+        "shift by 0 or more",
     )
 
 

@@ -91,7 +91,7 @@ class TopK(DataDependent):
     @classmethod
     def not_across(cls, given: Mapping[str, object]) -> str:
         if isinstance(given.get("score"), InputRef):
-            return "takes scores from an input, and inputs have values for keys alone"
+            return "has a `score` input, which has no values for queries there: leave `score` out"
         if (given.get("queries") or given.get("size") or 1) != 1:
             return "chooses for blocks of positions that are queries and keys: write `queries = 1`"
         return ""

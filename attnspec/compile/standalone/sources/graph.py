@@ -67,7 +67,7 @@ def numbers(name, x, kind=torch.float64, most=None, whole=False):
         raise ValueError(f"`{name}` must be of an integer type: `//` or `%` divides it")
     if most is not None and not values.is_floating_point():
         exact = ((values >= -most) & (values <= most)).all()
-        words = f"`{name}` must be -{most} to {most}, or of a floating type, to be exact"
+        words = f"whole numbers `{name}` must be between -{most} and {most}: subtract an offset"
         if torch.compiler.is_compiling():
             torch._assert_async(exact, words)
         elif not exact:
