@@ -56,10 +56,11 @@ pairs and by the values of some queries."""
 LONGEST = 1024
 """No values are examined where its one length is longer than this."""
 
-WHAT: dict[Depth, str] = {
+WHAT = {
     "whole": "every pair, values and gradients",
     "pairs": "every pair",
     "values": f"values and gradients of {LIMITS.queries_sampled} queries",
+    "some": f"the pairs of {LIMITS.queries_sampled} queries",
 }
 """What is verified."""
 
@@ -125,7 +126,7 @@ def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "aut
 def _verified_alone(spec: Elaborated, body: str) -> str:
     """Verify the text of a module that stands alone, by running it."""
     space: dict[str, Any] = {"__name__": "standalone"}
-    exec(compile(body, "standalone", "exec"), space)
+    exec(compile(body, "standalone", "exec", dont_inherit=True), space)
     program, n, lines = spec.program, _small(spec.program), list[str]()
     if n <= LONGEST:
         try:
@@ -172,7 +173,7 @@ def _verified(spec: Elaborated, backend: str) -> str:
     # at a small length the cheapest is the definition itself, so every backend is tried
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)
-    programs, refused = _by_kind(program), f"it has one length, {n:,}"
+    programs, refused = _by_kind(program), list[str]()
     trials: list[tuple[int, Depth]] = [(n, "whole")]
     if n > WHOLE:
         longest: dict[Depth, int] = {"pairs": LIMITS.every_pair, "values": LONGEST}
@@ -186,14 +187,15 @@ def _verified(spec: Elaborated, backend: str) -> str:
                 found = verify(each, length, names, depth=depth)
             except (BackendError, BindError, TooMuch) as error:
                 # what it does at this length it is not asked for
-                refused = str(error)
+                refused.append(str(error))
                 continue
             _require_ok(found)
             backends |= dict.fromkeys(check.backend for check in found.checks)
             every &= found.exhaustive
-        what = WHAT[depth if every or depth != "whole" else "values"]
+        what = WHAT[depth if every else "some" if depth == "pairs" else "values"]
         lines += [f"at n = {length:,} {what} of {', '.join(backends)}"] if backends else []
-    return _words(lines, refused, ", graphs and mechanisms apart" if len(programs) > 1 else "")
+    refused.append(f"it has one length, {n:,}")
+    return _words(lines, refused[0], ", graphs and mechanisms apart" if len(programs) > 1 else "")
 
 
 def _words(lines: Sequence[str], refused: str, apart: str = "") -> str:

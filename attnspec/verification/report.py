@@ -78,7 +78,11 @@ class Verification:
         """The checks as plain data."""
         return {
             "ok": self.ok,
-            **{name: x for name, x in asdict(self).items() if x is not None},
+            **{
+                name: list(x) if isinstance(x, tuple) else x
+                for name, x in asdict(self).items()
+                if x is not None
+            },
             "refused": [{"backend": name, "reason": why} for name, why in self.refused],
         }
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -28,7 +28,7 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Heads, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
 from attnspec.runtime.module import CompiledAttention
-from attnspec.text.diagnostics import time_text
+from attnspec.text.diagnostics import AttnSpecError, time_text
 from attnspec.verification.numbers import (
     EXACT,
     NAMES,
@@ -126,15 +126,17 @@ class Meaning:
     ) -> Iterator[tuple[tuple[int, slice], Tensor]]:
         """The outputs [rows, d] of heads and some examined queries, with their places; to
         gradients `steady` weights are divided by constants."""
+        # rows of one head, whose gradients are not those of all
+        each: Any = {**numbers, **{name: numbers[name].unbind() for name in "qkv"}}
         rows = len(self.trial.rows)
         step = max(1, rows if self.formula else LIMITS.pairs_at_once // self.trial.n)
         for head, low in product(self.heads, range(0, rows, step)):
-            at, v = slice(low, low + step), numbers["v"][head]
+            at, v = slice(low, low + step), each["v"][head]
             if self.weighs:
-                weights = self.weights(head, at, numbers, steady)
+                weights = self.weights(head, at, each, steady)
                 yield (head, at), weights @ v[: weights.shape[1]]
             else:
-                q, k, tables = self._alone(head, numbers)
+                q, k, tables = self._alone(head, each)
                 out = defined(self.work, head, q, k, v[: len(k)], tables)
                 yield (head, at), out[self.trial.at[at]]
 
@@ -144,7 +146,7 @@ class Meaning:
         if self.formula:
             alone = self._alone(head, numbers)
             return weights_of(self.work, head, *alone, steady=steady)[places]
-        q, k = numbers["q"][head, places], numbers["k"][head]
+        q, k = numbers["q"][head][places], numbers["k"][head]
         scores = (q * scale_of(self.work, q.shape[1])) @ k.T
         change = ScoreFunction(self.work.changes, [head], self.work.length, torch.device("cpu"))
         symbols, tables = self._symbols(places), self.learned_by([head], numbers)
@@ -161,7 +163,7 @@ class Meaning:
 
     def _alone(self, head: int, numbers: Numbers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The queries and keys of a head, and what it has learned and its scores read."""
-        q, k = numbers["q"][head], numbers["k"][head, : self.trial.keys]
+        q, k = numbers["q"][head], numbers["k"][head][: self.trial.keys]
         tables = {name: x[0] for name, x in self.learned_by([head], numbers).items()}
         if self.work.changes.inputs:
             tables |= self._symbols(torch.arange(len(q)))
@@ -209,10 +211,13 @@ def swept(chunks: Callable[[Numbers], Iterable[tuple[Any, Tensor]]], numbers: Nu
     grad, *given = numbers.values()
     leaves = [x if x.requires_grad else x.detach().requires_grad_() for x in given]
     out, grads = torch.zeros_like(grad), [torch.zeros_like(x) for x in leaves]
-    for at, part in chunks(dict(zip(numbers, (grad, *leaves), strict=True))):
-        out[at] = part.detach()
+    parts = iter(chunks(dict(zip(numbers, (grad, *leaves), strict=True))))
+    together = max(1, LIMITS.pairs_at_once // max(1, out.shape[1] * leaves[1].shape[1]))
+    while some := [*islice(parts, together)]:
+        for at, part in some:
+            out[at] = part.detach()
         # of a sum, because torch loads sympy to compare the shapes of an output and its gradient
-        total = (part * grad[at]).sum()
+        total = torch.stack([(part * grad[at]).sum() for at, part in some]).sum()
         if total.requires_grad:
             found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
             grads = [x + y for x, y in zip(grads, found, strict=True)]
@@ -374,6 +379,11 @@ class Trial:
             return
         drawn = self._drawn(meanings)
         exact, sizes = self._meant(meanings, drawn)
+        for head, row, _ in (~exact["output"].isfinite()).nonzero()[:1].tolist():
+            raise AttnSpecError(
+                f"`{self.program.name}` has no output for query {self.rows[row]} in head {head} at"
+                f" n = {self.n:,}: a score is infinite or not a number"
+            )
         for kind in kinds:
             single = kind == torch.float32
             numbers = {name: x.to(kind) for name, x in drawn.items()}

@@ -55,7 +55,7 @@ def verify(
         if not 1 <= count <= LIMITS.planned:
             raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
     checks, skipped, refused = list[Check](), dict[str, None](), dict[str, Exception]()
-    heads, exhaustive, known = program.heads or HEADS, True, Known(LIMITS.layouts)
+    heads, exhaustive, known = program.heads or HEADS, True, Known(LIMITS.answers)
     # the groups of heads that layers compute, with the layers that share them
     binder, groups = Binder(whole), dict[Works, list[int]]()
     for layer in range(program.layer_count):

@@ -134,3 +134,8 @@ def test_imports_of_emitted_modules_are_checked() -> None:
     ):
         with pytest.raises(InternalError, match=words):
             check_module(f"{text}\n{line}\n", standalone=False)
+
+
+def test_a_refusal_at_the_first_length_is_the_reason_that_is_given() -> None:
+    text = spec_of("attend synthesizer(max_length = 40)").emit(backend="tables")
+    assert "Not verified when it was compiled: the backend 'tables' refuses" in text

@@ -21,7 +21,7 @@ from views import Call, Case, numbers
 from zoo import ATTENTIONS, loaded
 
 import attnspec
-from attnspec import Spec
+from attnspec import AttnSpecError, Spec
 from attnspec.compile.emit import check_module
 from attnspec.compile.standalone import StandaloneError, standalone_module
 from attnspec.graphs.counter_rng import RANDOM
@@ -54,7 +54,7 @@ def body_of(spec: Spec) -> str:
 def run(spec: Spec, text: str | None = None) -> dict[str, Any]:
     """The names of the file."""
     space: dict[str, Any] = {"__name__": "alone"}
-    exec(compile(text or body_of(spec), spec.name, "exec"), space)
+    exec(compile(text or body_of(spec), spec.name, "exec", dont_inherit=True), space)
     return space
 
 
@@ -72,7 +72,7 @@ def test_standalone_zoo_files_are_refused_with_the_way_out() -> None:
         if path.stem in REFUSED:
             with pytest.raises(StandaloneError) as raised:
                 loaded(path, name).emit(standalone=True)
-            text = f"{REFUSED[path.stem]}; compile without it"
+            text = f"{REFUSED[path.stem]}; leave `standalone` out"
             assert str(raised.value).endswith(text)
     assert len(ZOO) > 75
 
@@ -315,6 +315,36 @@ def test_sizes_are_checked_whenever_they_are_known() -> None:
         space["mask_mod_of"](0, (1, 1, 1, 40000), "cpu", {})
     with pytest.raises(ValueError, match="the grid has 12 positions, got n = 9"):
         module_of("sequence grid(3, 4) attend axial")(q[:, :, :9], q[:, :, :9], q[:, :, :9])
+
+
+LONG = " + ".join(f"isqrt(n + {more})" for more in range(8))
+AWKWARD = (
+    *(
+        f"input {name}: tokens heads 2 attend columns({name})"
+        " head 1 { attend random(keys = 3) | expander(degree = 4) }"
+        for name in ("mask_mod", "SLOTS", "range", "distinct", "cycles")
+    ),
+    "attend where(k <= isqrt(q + 3))",
+    f"heads 2 attend full head 0 {{ attend window(radius = {LONG}) }}",
+)
+
+
+@pytest.mark.parametrize("body", AWKWARD)
+def test_names_and_long_sizes_are_written_so_that_a_file_runs(body: str) -> None:
+    assert "Verified" in spec_of(body).emit(standalone=True)
+
+
+def test_a_spec_of_some_heads_is_traced_at_free_lengths() -> None:
+    module, q = module_of("heads 2 attend window(radius = 2)"), torch.randn(1, 2, 9, 4)
+    traced = torch.compile(module, fullgraph=True, dynamic=True, backend="eager")
+    torch.testing.assert_close(traced(q, q, q), module(q, q, q))
+
+
+@pytest.mark.parametrize("standalone", [True, False])
+def test_a_score_without_a_value_is_the_fault_of_the_spec(standalone: bool) -> None:
+    spec = spec_of("attend window(radius = 5) score s + [0.5, 1.5, 2.5][abs(q - k) % 4]")
+    with pytest.raises(AttnSpecError, match="no output for query 0 in head 0 at n = 65"):
+        spec.emit(standalone=standalone)
 
 
 def test_sums_in_frames_that_are_far_are_numbers_and_elu1_has_a_slope_of_1_at_0() -> None:

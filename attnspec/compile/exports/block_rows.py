@@ -53,14 +53,15 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> B
     Raises TooMuch for more than `LIMITS.mask_bytes` of masks.
     """
     queries = n if m is None else m
-    layout = tiles_of(relation, max(queries, n), size)
-    rows = layout.rows
-    if len(rows) * size * size > LIMITS.mask_bytes:
+    layout = None
+    if size * size <= LIMITS.mask_bytes:
+        layout = tiles_of(relation, max(queries, n), size)
+    if layout is None or len(layout.rows) * size * size > LIMITS.mask_bytes:
         raise TooMuch(
-            f"the masks of {len(rows):,} blocks of {size} x {size} are more than"
-            f" {LIMITS.mask_bytes:,} bytes; take smaller blocks"
+            f"the masks of blocks of {size} x {size} are more than {LIMITS.mask_bytes:,} bytes;"
+            " take smaller blocks"
         )
-    whole = np.ones((1, size, size), bool)
+    rows, whole = layout.rows, np.ones((1, size, size), bool)
     mask = np.concatenate([layout.masks, whole])[layout.kinds]
     q = rows[:, None] * size + np.arange(size) < queries
     k = layout.keys[:, None] * size + np.arange(size) < n

@@ -209,6 +209,7 @@ def closure(
 def broken(statement: str, indent: int) -> list[str]:
     """A statement; where it is too long for a line, its expression in brackets, on lines that begin
     with `|` or `&` as far as these are short enough."""
+    indent += len(statement) - len(statement := statement.lstrip())
     margin, width = " " * indent, WIDTH - indent - 4
     if len(statement) <= width + 4:
         return [f"{margin}{statement}"]

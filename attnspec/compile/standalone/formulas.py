@@ -232,9 +232,9 @@ def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     ranges = {name: bounds(said(Symbol(name), values, page), {}) for name in read}
     most = int(page.symbol("n").high)
     while reach_of(predicate, ranges) > LARGEST:
-        most = 1 << (most - 1).bit_length() - 1
         if most < 2 or page.program.fixed_length is not None:
             raise StandaloneError("integers in its `where` do not fit in 64 bits")
+        most = 1 << (most - 1).bit_length() - 1
         for key in read - {"layer", "head"}:
             ranges[key] = ranges[key][0], np.minimum(ranges[key][1], most)
     return most

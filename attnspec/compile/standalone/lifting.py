@@ -139,7 +139,7 @@ def _decided(text: str, settings: tuple[tuple[str, str], ...]) -> str:
 @lru_cache(1024)
 def _names_read(text: str) -> tuple[str, ...]:
     """The global names that a text reads, in what is nested in it too."""
-    codes, names = [compile(text, "a definition", "exec")], dict[str, None]()
+    codes, names = [compile(text, "a definition", "exec", dont_inherit=True)], dict[str, None]()
     for code in codes:
         read = (x for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
         names |= dict.fromkeys(each.argval for each in read)

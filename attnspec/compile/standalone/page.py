@@ -16,8 +16,9 @@ from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 RESERVED = frozenset(
-    "q k m n b h x layer head heads size device slots slot_of held pairs math torch abs min max"
-    " kind n_q score learned required isqrt is_power listed numbers score_mod slopes_of".split()
+    "m b h x size device slots slot_of held pairs math torch abs min max kind n_q score learned"
+    " required isqrt is_power listed numbers score_mod slopes_of mask_mod SLOTS range distinct"
+    " cycles".split()
 )
 """Names that stand for something else in a mask."""
 

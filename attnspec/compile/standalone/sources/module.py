@@ -18,7 +18,7 @@ def given(q, k, v, layer, inputs, padding):
     """The inputs and the padding of a call; raises unless all fits together and to the spec."""
     fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
     fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
-    fit = fit and HEADS in (None, q.shape[1])
+    fit = fit and q.shape[1] == (HEADS or q.shape[1])
     if not CROSS:
         fit = fit and q.shape[2] <= k.shape[2]
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
