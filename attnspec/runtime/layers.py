@@ -560,14 +560,9 @@ def _core(
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
-        more = {
-            str: ": `attnspec.load(path)` reads a file, `attnspec.parse(text)` a text, and"
-            " `attnspec.zoo(name)` gives one of the zoo",
-            int: ": the spec comes first, then the sizes",
-        }
         raise TypeError(
-            f"spec must be a Spec, got {type(spec).__name__}"
-            f"{more.get(type(spec), ': attnspec.load and attnspec.parse return one')}"
+            f"the first argument must be a Spec, got {type(spec).__name__}: `attnspec.load(path)`"
+            " reads one from a file, `attnspec.parse(text)` from a text"
         )
     count = program.heads if num_heads is None else num_heads
     if count is None:

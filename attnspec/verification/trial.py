@@ -25,7 +25,7 @@ from attnspec.ir.serial import plan_data
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Heads, Work
+from attnspec.lower.work import Call, Heads, Work, Works
 from attnspec.runtime.call_checks import check_inputs, taken_apart
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, time_text
@@ -34,8 +34,8 @@ from attnspec.verification.numbers import (
     NAMES,
     ROUNDINGS,
     SIZE,
+    SLACK,
     SMALLEST,
-    error_bound,
     moderate,
     row_fault,
 )
@@ -53,9 +53,6 @@ RUN = 20.0
 """Seconds that the forward of all heads may be estimated to take for it to be run."""
 
 Depth: TypeAlias = Literal["whole", "pairs", "values"]
-
-Works: TypeAlias = "tuple[tuple[Work, Heads], ...]"
-"""What groups of heads compute."""
 
 _COMPARED = {
     (False, torch.float64): "each pair is weighed once, no other pair",
@@ -253,7 +250,9 @@ def numbers_fault(
     for name, head, (mine, right, base), size in rows:
         bound = ROUNDINGS * EXACT * max(1.0, size)
         if rough is not None:
-            bound = error_bound(right, base.double(), torch.float32, size)
+            # gradients may vanish by cancellation of terms of the largest size
+            error = (base.double() - right).abs().max().item() if right.numel() else 0.0
+            bound = SLACK * error + ROUNDINGS * torch.finfo(torch.float32).eps * size
         fault = row_fault(name, mine, right, bound)
         if fault is not None:
             return head, fault[0] if name == "output" else None, fault[1]
