@@ -58,6 +58,7 @@ def test_explanations_are_of_changes_that_can_be_made() -> None:
     assert mutants.alike().keys() - set(map(mutants.key_of, every)) == set()
 
 
+@pytest.mark.slow
 def test_a_change_is_killed_by_the_first_test_that_notices_it(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     shutil.copy(mutants.HERE / "reached.py", tmp_path / "tests")

@@ -49,7 +49,7 @@ HEADS = "layers 5 heads 2 attend causal layer 3 {{ head 1 {{ attend {} }} }}"
         ("input x: ids attend same(x) & where(q // 2 >= k)", "is not checked: its pairs depend on"),
         (
             "attend lsh() & topk(size = 4, blocks = 1)",
-            "is not checked: the pairs of `lsh` are chosen in each call",
+            "is not checked: the pairs of `lsh`",
         ),
     ],
 )

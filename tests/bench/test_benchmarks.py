@@ -48,6 +48,7 @@ TINY = Settings(
 )
 
 
+@pytest.mark.slow
 def test_every_part_runs_and_its_rows_stand_in_tables_and_plots(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     measure(TINY, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -19,8 +20,7 @@ BAND = "attend where(abs(q * n - k * m) <= 2 * m)"
 @pytest.mark.parametrize("body", ["attend where(q * n <= k * m)", "attend rows(last(2))"])
 def test_a_counterexample_to_stable_is_a_pair_that_changes(body: str) -> None:
     (found,) = (d for d in spec_of(f"cross {body} require stable").check() if d.code == "A606")
-    words = found.message.replace(",", "").split()
-    n, query, key, reads, not_reads = (int(word) for word in words if word.isdigit())
+    reads, n, query, key, not_reads = map(int, re.findall(r"\d+", found.message))
     spec = spec_of(f"cross {body}")
     assert spec.mask(n, m=reads)[query, key]
     assert not spec.mask(n, m=not_reads)[query, key]

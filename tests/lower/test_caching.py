@@ -51,6 +51,7 @@ def test_lengths_layers_and_types_are_told_apart(body: str, backend: str) -> Non
             assert all(map(torch.equal, found, fresh))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lengths() -> None:
     module = module_of("causal attend window(before = 9, after = 0) | columns(first(2))")
 
