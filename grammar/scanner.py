@@ -291,9 +291,7 @@ def number_problem(value: str, span: Span) -> Diagnostic | None:
         # the length first: Python refuses to convert very long ones
         if len(digits) > 19 or int(digits) > MAX_INTEGER:
             return Diagnostic(
-                "A111",
-                f"an integer is at most {MAX_INTEGER:,}, found {_shortened(value)}",
-                span,
+                "A111", f"an integer is at most {MAX_INTEGER:,}, found {_shortened(value)}", span
             )
         return None
     if _REAL.fullmatch(value):

@@ -42,12 +42,7 @@ RIVALS = (SDPA, MASK, FLEX, *_OWN)
 COUNTED = 1 << 30
 """Pairs that are examined to count edges; beyond, the number is estimated."""
 
-SAME = {
-    torch.float32: 1e-4,
-    torch.float64: 1e-9,
-    torch.bfloat16: 3e-2,
-    torch.float16: 4e-3,
-}
+SAME = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 """The largest difference at which two results count as the same."""
 
 

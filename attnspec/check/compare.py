@@ -290,13 +290,7 @@ def _of_graphs(
         return Compared(slots, proven, reason=str(error))
     elsewhere = None if only_in_a or only_in_b else _differ_at(a, b, layer, head)
     return Compared(
-        slots,
-        proven,
-        only_in_a,
-        only_in_b,
-        in_both,
-        differ_at=elsewhere,
-        relations=(first, second),
+        slots, proven, only_in_a, only_in_b, in_both, differ_at=elsewhere, relations=(first, second)
     )
 
 

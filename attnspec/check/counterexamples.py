@@ -182,11 +182,7 @@ def shown(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:.6g}"
 
 
-_FIGURES = {
-    "depth": reach.depth,
-    "diameter": reach.diameter,
-    "path_length": reach.path_length,
-}
+_FIGURES = {"depth": reach.depth, "diameter": reach.diameter, "path_length": reach.path_length}
 
 
 # --- two graphs: proven by their forms, else counted ----------------------------------------------

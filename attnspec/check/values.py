@@ -20,16 +20,7 @@ from attnspec.graphs.stack import Stack, asks_for
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import (
-    Attend,
-    Compound,
-    Leaf,
-    Program,
-    Term,
-    inputs_of,
-    leaves,
-    scalars_of,
-)
+from attnspec.ir.program import Attend, Compound, Leaf, Program, Term, inputs_of, leaves, scalars_of
 from attnspec.ir.scalars import (
     LARGEST,
     Apply,

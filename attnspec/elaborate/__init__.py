@@ -155,10 +155,7 @@ def _chosen(module: Module, name: str | None, collector: Collector) -> nodes.Att
 
 
 def _parameters(
-    said: Statements,
-    attention: nodes.Attention,
-    overrides: dict[str, ParameterValue],
-    scope: Scope,
+    said: Statements, attention: nodes.Attention, overrides: dict[str, ParameterValue], scope: Scope
 ) -> tuple[dict[str, nodes.Expression], dict[str, ParameterValue]]:
     """Bind the parameters in order; a default may use those before it."""
     collector, names = scope.work.collector, [each.name for each in attention.parameters]

@@ -6,12 +6,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from attnspec.elaborate import terms
-from attnspec.elaborate.arguments import (
-    complete,
-    matched,
-    parameters_of,
-    values_of,
-)
+from attnspec.elaborate.arguments import complete, matched, parameters_of, values_of
 from attnspec.elaborate.foreign_words import meant
 from attnspec.elaborate.names import (
     ARTICLES,
@@ -27,13 +22,7 @@ from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
 from attnspec.graphs.patterns.where_inputs import parted
-from attnspec.graphs.predicates.inputs import (
-    INEXACT,
-    READ,
-    pair_reading,
-    reading,
-    reads_inputs,
-)
+from attnspec.graphs.predicates.inputs import INEXACT, READ, pair_reading, reading, reads_inputs
 from attnspec.ir.linear import asks_positions
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import InputRef, Leaf, Mechanism, Term, Tokens
@@ -80,13 +69,7 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
 def _words(scope: Scope) -> list[str]:
     """What may have brackets behind its name."""
     work, graphs = scope.work, scope.module.graphs
-    words = [
-        *work.callable,
-        *graphs,
-        *work.mechanisms,
-        *FUNCTIONS,
-        *TOKEN_SETS,
-    ]
+    words = [*work.callable, *graphs, *work.mechanisms, *FUNCTIONS, *TOKEN_SETS]
     return [*words, *GRAPH_FUNCTIONS]
 
 

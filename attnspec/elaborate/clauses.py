@@ -6,12 +6,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 from attnspec.elaborate.arguments import check_constant, matched
-from attnspec.elaborate.cross import (
-    require_across,
-    require_claim,
-    require_keys,
-    require_score,
-)
+from attnspec.elaborate.cross import require_across, require_claim, require_keys, require_score
 from attnspec.elaborate.names import (
     METRICS,
     NORMALIZERS,

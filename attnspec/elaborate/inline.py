@@ -70,9 +70,7 @@ def _defined(body: Collection[nodes.Statement]) -> set[str]:
 
 
 def _parameters(
-    parameters: tuple[nodes.Parameter, ...],
-    names: _Names,
-    given: Mapping[str, nodes.Expression],
+    parameters: tuple[nodes.Parameter, ...], names: _Names, given: Mapping[str, nodes.Expression]
 ) -> tuple[tuple[nodes.Parameter, ...], _Names]:
     """The head of a definition, and the names as its body sees them."""
     head = []

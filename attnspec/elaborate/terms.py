@@ -192,11 +192,7 @@ def compound(
 
 
 def leaf(
-    name: str,
-    arguments: dict[str, ArgumentValue],
-    spans: dict[str, Span],
-    span: Span,
-    scope: Scope,
+    name: str, arguments: dict[str, ArgumentValue], spans: dict[str, Span], span: Span, scope: Scope
 ) -> Leaf:
     """A pattern with its arguments."""
     places = tuple(sorted(spans.items(), key=lambda pair: pair[0]))

@@ -570,11 +570,7 @@ class ModelAttention:
         return (kind == "packed" and documents) or (kind in REPLACED and place is not None)
 
     def with_documents(
-        self,
-        given: Mapping[str, Tensor] | None,
-        mask: ModelMask,
-        position_ids: object,
-        batch: int,
+        self, given: Mapping[str, Tensor] | None, mask: ModelMask, position_ids: object, batch: int
     ) -> Mapping[str, Tensor] | None:
         """The run-time inputs, with the documents that `position_ids` show where the spec has one
         input, of kind `ids`, that no call passes. A step behind a cache belongs to one document

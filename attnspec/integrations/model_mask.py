@@ -282,10 +282,7 @@ def part_of_padding(padding: Tensor | None, keys: slice) -> Tensor | None:
 
 
 def part_of_inputs(
-    program: Program,
-    inputs: Mapping[str, Tensor] | None,
-    keys: slice,
-    queries: slice = slice(None),
+    program: Program, inputs: Mapping[str, Tensor] | None, keys: slice, queries: slice = slice(None)
 ) -> dict[str, Tensor] | None:
     """What run-time inputs say of some positions, and choices of some queries."""
 

@@ -157,10 +157,7 @@ class RealState:
 
 
 def _joined(
-    parts: Sequence[tuple[Sequence[int], Tensor, Any]],
-    q: Tensor,
-    v: Tensor,
-    with_lse: bool,
+    parts: Sequence[tuple[Sequence[int], Tensor, Any]], q: Tensor, v: Tensor, with_lse: bool
 ) -> Any:
     """Outputs [B, H, q, d_v], and log-sum-exps `with_lse`, put together from those of some samples
     and queries; of others 0, and log-sum-exps -inf."""

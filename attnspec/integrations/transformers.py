@@ -73,11 +73,7 @@ _SPECIAL = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
 def register(
-    spec: Given,
-    name: str | None = None,
-    *,
-    backend: str = "auto",
-    override: bool = False,
+    spec: Given, name: str | None = None, *, backend: str = "auto", override: bool = False
 ) -> str:
     """Make a spec available as `attn_implementation` and return the name it has there.
 

@@ -20,7 +20,7 @@ SPARE = 0.125
 """Padding allowed for keeping all queries in one matrix and in natural order, per edge."""
 
 
-def edge_tables(relation: Relation, n_q: int, n_k: int) -> Tables[np.ndarray]:
+def edge_tables(relation: Relation, n_q: int, n_k: int) -> Tables:
     """All edges of a relation that reads no run-time input: each query with keys is a block of
     these, int32, ascending, and one batch has those of nearly equally many, -1 behind the fewer."""
     relation = listable(relation, n_k)

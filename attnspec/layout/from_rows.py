@@ -33,7 +33,7 @@ of their tiles: [1, tall, wide] of every block or [blocks, tall, wide]; None wit
 
 def tables_of(
     layouts: Sequence[StepLayout], n_q: int, n_k: int, most: float = LIMITS.masks
-) -> Tables[np.ndarray]:
+) -> Tables:
     """The tables of steps, in the order in which they are computed. FULL tiles and the others of a
     step are two where the masks of its rows would have more than `most` numbers: a row of tiles
     with one mask has it for all of its keys, which below the diagonal of a causal graph is n²."""

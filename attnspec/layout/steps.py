@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-import numpy as np
-
 from attnspec.graphs.operators import Union
 from attnspec.graphs.relation import Relation, heads_in, with_head
 from attnspec.layout.from_rows import tables_of
@@ -21,7 +19,14 @@ from attnspec.layout.tables import Tables
 from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import Survey, Tiling, survey
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, together, weighed
+from attnspec.lower.costs import (
+    Amounts,
+    dense_seconds,
+    seconds_for,
+    together,
+    weighed,
+    work_seconds,
+)
 from attnspec.lower.work import Work
 
 LARGE = (256, 1024, 4096)
@@ -172,16 +177,15 @@ def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
 
 def reading_seconds(work: Work) -> float:
     """The estimate for a graph that reads run-time inputs, of which nothing is known before."""
-    layout = weighed("tables", {"layout": 1}, copies=work.copies)
-    return seconds_for(layout) + READING * dense_seconds(work)
+    return work_seconds("tables", work, layout=1) + READING * dense_seconds(work)
 
 
-def stepped_tables(bands: Sequence[Banded]) -> Tables[np.ndarray]:
+def stepped_tables(bands: Sequence[Banded]) -> Tables:
     """The tables of steps, some in two parts; raises TooFine where they have too many tiles."""
     return tables_of([band.layout for band in bands], bands[0].n_q, bands[0].n_k)
 
 
-def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
+def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables:
     """The tables of one step in natural order, in square tiles of a size."""
     layout = step_layout(Tiling(relation, n_q, n_k, NATURAL, (tile, tile)))
     return tables_of([layout], n_q, n_k, math.inf)

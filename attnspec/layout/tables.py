@@ -1,7 +1,7 @@
 """What is computed: batches of blocks, each of some queries and some keys, in any order.
 
 `times` is the specification: every pair of a graph stands in the tables of it once. Tables
-are arrays of numpy where they are planned, and tensors where the data make them.
+are arrays of numpy; masks by tile may be tensors, too, where a device has them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tiled(Generic[Array]):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(Generic[Array]):
+class Batch:
     """G independent blocks of h queries and w keys.
 
     `q` int64 [G, h] are rows of the query tensor and `k` int64 [G, w] rows of the key tensor, -1
@@ -39,28 +39,28 @@ class Batch(Generic[Array]):
     no query stands twice.
     """
 
-    q: Array
-    k: Array
-    mask: Array | Tiled[Array] | None
+    q: np.ndarray
+    k: np.ndarray
+    mask: np.ndarray | Tiled[np.ndarray] | None
     step: int = 0
 
 
 @dataclass(frozen=True, eq=False)
-class Tables(Generic[Array]):
+class Tables:
     """The batches of a graph between `n_q` queries and `n_k` keys."""
 
-    batches: tuple[Batch[Array], ...]
+    batches: tuple[Batch, ...]
     n_q: int
     n_k: int
 
     @property
-    def steps(self) -> tuple[tuple[Batch[Array], ...], ...]:
+    def steps(self) -> tuple[tuple[Batch, ...], ...]:
         """The batches of each step."""
         count = 1 + max((batch.step for batch in self.batches), default=-1)
         return tuple(tuple(x for x in self.batches if x.step == step) for step in range(count))
 
 
-def times(tables: Tables[np.ndarray]) -> np.ndarray:
+def times(tables: Tables) -> np.ndarray:
     """How often each pair stands in tables, int64 [n_q, n_k]."""
     counts = np.zeros((tables.n_q, tables.n_k), np.int64)
     for batch in tables.batches:
@@ -71,7 +71,7 @@ def times(tables: Tables[np.ndarray]) -> np.ndarray:
     return counts
 
 
-def mask_of(batch: Batch[np.ndarray], low: int, high: int) -> np.ndarray:
+def mask_of(batch: Batch, low: int, high: int) -> np.ndarray:
     """The masks of blocks low <= b < high, bool [1 or high - low, h, w]."""
     if batch.mask is None:
         return np.ones((1, batch.q.shape[1], batch.k.shape[1]), bool)

@@ -130,6 +130,11 @@ def weighed(kind: str, units: Mapping[str, float], device: str = "cpu", copies: 
     return seconds
 
 
+def work_amounts(kind: str, work: Work, **units: float) -> Amounts:
+    """The same for a head of a work."""
+    return weighed(kind, units, work.device, work.copies)
+
+
 def together(*parts: Amounts) -> Amounts:
     """What several works take, one after the other."""
     return {name: sum(part[name] for part in parts) for name in NAMES}
@@ -140,11 +145,15 @@ def seconds_for(amounts: Amounts, device: str = "cpu") -> float:
     return current(device).seconds(amounts)
 
 
+def work_seconds(kind: str, work: Work, **units: float) -> float:
+    """Seconds of so many units for a head of a work."""
+    return seconds_for(work_amounts(kind, work, **units), work.device)
+
+
 def dense_seconds(work: Work) -> float:
     """Seconds of torch's dense attention, without a mask, for one head of size 64, forward: what
     every other way is measured against."""
-    units = {"call": 1, "pair": work.n_q * work.n_k}
-    return seconds_for(weighed("torch", units, work.device, work.copies), work.device)
+    return work_seconds("torch", work, call=1, pair=work.n_q * work.n_k)
 
 
 @dataclass(frozen=True)

@@ -201,13 +201,7 @@ class Streamable(Protocol):
     """A kernel that goes on from a state, without what came before."""
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        call: Call,
-        state: object,
-        with_lse: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
     ) -> tuple[tuple[Tensor, Tensor | None], object]:
         """The outputs of more positions, and the state after them; it is None at first. Outputs
         come with log-sum-exps as of `Mergeable`, None for those too that were not asked for."""

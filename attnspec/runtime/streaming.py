@@ -158,12 +158,7 @@ _EVERY = 1 << 60
 
 
 def _kernel(
-    engine: Engine,
-    layer: int,
-    work: Work,
-    heads: Heads,
-    device: torch.device,
-    keep_all: bool,
+    engine: Engine, layer: int, work: Work, heads: Heads, device: torch.device, keep_all: bool
 ) -> Kernel:
     program, kernel = engine.program, cast(Any, None)
     if work.mechanism is not None:

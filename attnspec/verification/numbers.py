@@ -53,6 +53,16 @@ def _power(x: float) -> float:
     return float(2.0 ** math.floor(math.log2(x)))
 
 
+def error_bound(exact: Tensor, dense: Tensor, dtype: torch.dtype, largest: float) -> float:
+    """How far from `exact` a backend may be in a type in which the definition gives `dense`.
+
+    `largest` is the largest number among outputs and gradients: a gradient may vanish by
+    cancellation of terms of that size.
+    """
+    error = (dense - exact).abs().max().item() if exact.numel() else 0.0
+    return SLACK * error + ROUNDINGS * torch.finfo(dtype).eps * largest
+
+
 def row_fault(name: str, found: Tensor, exact: Tensor, bound: float) -> tuple[int, str] | None:
     """The first row that errs more than is allowed, and what is wrong with it."""
     errors = (found.double() - exact).abs()

@@ -16,7 +16,7 @@ from attnspec.limits import LIMITS
 
 
 def tables_fault(
-    tables: Tables[np.ndarray], place: int, n_q: int, relation: Relation, n: int, few: np.ndarray
+    tables: Tables, place: int, n_q: int, relation: Relation, n: int, few: np.ndarray
 ) -> tuple[int, str | None]:
     """How many of the last `n_q` queries of n positions are examined, and the first pair of theirs
     that stands in the tables otherwise than in the graph, in words, or None.
@@ -54,7 +54,7 @@ def tables_fault(
     return len(rows), None
 
 
-def _codes(tables: Tables[np.ndarray], at: np.ndarray, n: int) -> np.ndarray:
+def _codes(tables: Tables, at: np.ndarray, n: int) -> np.ndarray:
     """The pairs of the queries that stand somewhere, query * n + key, int64 and as often as
     they stand there."""
     codes = [np.zeros(0, np.int64)]

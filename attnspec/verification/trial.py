@@ -18,6 +18,7 @@ from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of, shares
 from attnspec.backends.common.scores import ScoreFunction, inputs_read
 from attnspec.backends.factored.definitions import defined, has_weights, weights_of
+from attnspec.backends.factored.matrices import MatrixKernel
 from attnspec.backends.planner import AUTO, choose
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Program
@@ -34,8 +35,8 @@ from attnspec.verification.numbers import (
     NAMES,
     ROUNDINGS,
     SIZE,
-    SLACK,
     SMALLEST,
+    error_bound,
     moderate,
     row_fault,
 )
@@ -91,7 +92,7 @@ class Meaning:
     backend: str
     seconds: float
     learned: tuple[tuple[str, str], ...]
-    tables: Tables[np.ndarray] | None
+    tables: Tables | None
     place: int
     shared: bool
 
@@ -222,11 +223,7 @@ def swept(chunks: Callable[[Numbers], Iterable[tuple[Any, Tensor]]], numbers: Nu
 
 
 def numbers_fault(
-    meaning: Meaning,
-    found: Numbers,
-    exact: Numbers,
-    rough: Numbers | None,
-    sizes: Sequence[float],
+    meaning: Meaning, found: Numbers, exact: Numbers, rough: Numbers | None, sizes: Sequence[float]
 ) -> tuple[int, int | None, str] | None:
     """The first of the numbers of a module that errs too much: its head, the place of the query
     where it is one of its outputs, and what is wrong. `exact` are those of the definition in
@@ -250,9 +247,7 @@ def numbers_fault(
     for name, head, (mine, right, base), size in rows:
         bound = ROUNDINGS * EXACT * max(1.0, size)
         if rough is not None:
-            # gradients may vanish by cancellation of terms of the largest size
-            error = (base.double() - right).abs().max().item() if right.numel() else 0.0
-            bound = SLACK * error + ROUNDINGS * torch.finfo(torch.float32).eps * size
+            bound = error_bound(right, base.double(), torch.float32, size)
         fault = row_fault(name, mine, right, bound)
         if fault is not None:
             return head, fault[0] if name == "output" else None, fault[1]
@@ -349,7 +344,8 @@ class Trial:
             own = getattr(kernel, "__dict__", {}).get("tables")
             tables = own if isinstance(own, Tables) else None
             learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
-            shared = getattr(kernel, "runs_definition", False)
+            # comparing both shows faults of what stands in the place of single functions alone
+            shared = isinstance(kernel, MatrixKernel)
             means = resolved, heads, name, seconds, learned, tables, place, shared
             parts.append(Meaning(self, *means))
         return parts

@@ -29,7 +29,7 @@ class DeviceBatch:
     """A batch with its rows and masks as tensors of a device; places that are not rows have the one
     before them, or the first one. Masks `differ` where blocks have masks of their own."""
 
-    def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
+    def __init__(self, batch: Batch, device: torch.device) -> None:
         def brought(x: np.ndarray) -> Tensor:
             return torch.from_numpy(x).to(device)
 
@@ -97,9 +97,7 @@ def filled(rows: np.ndarray) -> np.ndarray:
 class ComposedStep:
     """The batches of one step, and where each query stands among theirs."""
 
-    def __init__(
-        self, batches: Sequence[Batch[np.ndarray]], n_q: int, device: torch.device
-    ) -> None:
+    def __init__(self, batches: Sequence[Batch], n_q: int, device: torch.device) -> None:
         self.batches = [DeviceBatch(batch, device) for batch in batches]
         rows = np.concatenate([np.zeros(0, np.int64), *(batch.q.ravel() for batch in batches)])
         place = np.full(n_q, len(rows))
@@ -134,9 +132,7 @@ class ComposedStep:
 class ComposedTables(ByKeyHead):
     """Attention over tables; weights that are not merged by log-sum-exps in one step alone."""
 
-    def __init__(
-        self, work: Work, heads: Heads, device: torch.device, tables: Tables[np.ndarray]
-    ) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device, tables: Tables) -> None:
         self.work, self.tables = work, tables
         merging = work.normalize in MERGED
         self.formula = Formula(

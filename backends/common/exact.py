@@ -20,12 +20,7 @@ from torch.nn import functional
 from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.merging import Outputs, Partial, with_zero
 from attnspec.backends.common.score_formula import scale_of, widened
-from attnspec.backends.common.torch_modes import (
-    Function,
-    apart,
-    derivatives,
-    is_transformed,
-)
+from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
@@ -94,12 +89,7 @@ class SoftmaxKernel(ByKeyHead):
         return apart(self.build_differentiable)
 
     def derivatives(
-        self,
-        saved: Sequence[Tensor],
-        grad: Tensor,
-        of_lse: Tensor | None,
-        call: Call,
-        scale: float,
+        self, saved: Sequence[Tensor], grad: Tensor, of_lse: Tensor | None, call: Call, scale: float
     ) -> Sequence[Tensor]:
         """As `backward`, from the gradients of the output and of its log-sum-exps.
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LOWEST = -1e30
-"""In place of minus infinity in a maximum over nothing, so that differences stay numbers."""
+LOWEST = -1e37
+"""In place of minus infinity, so that differences stay numbers: below every score, and a tenth of
+the range of float32, so that several add up to a number."""
 
 Partial = tuple[Tensor, Tensor]
 """Outputs [..., n, d] and their log-sum-exps [..., n], -inf without a key."""

@@ -68,8 +68,9 @@ def _known_by(x: Tensor, base: Tensor) -> tuple[Any, ...]:
     return id(base), x._version, x.dtype, x.storage_offset(), x.shape, x.stride()
 
 
-@lru_cache(LIMITS.layouts)
-def _brought(values: tuple[int | float, ...], device: str) -> Tensor:
+# 1 and 1.0 are equal, and make tensors of two types
+@lru_cache(LIMITS.layouts, typed=True)
+def _brought(device: str, *values: int | float) -> Tensor:
     # it is kept, so the modes of this call must not reach it
     return apart(lambda: torch.tensor(values, device=device))
 
@@ -78,4 +79,4 @@ def table_of(values: tuple[int | float, ...], device: torch.device) -> Tensor:
     """Numbers [m] on a device, to which they are brought once."""
     if device.type == "cpu":
         return torch.tensor(values, device=device)
-    return _brought(values, str(device))
+    return _brought(str(device), *values)

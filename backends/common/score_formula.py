@@ -119,10 +119,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def shares(
-    scores: Tensor,
-    mask: Tensor | None,
-    normalize: str,
-    counts: Tensor | None = None,
+    scores: Tensor, mask: Tensor | None, normalize: str, counts: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """What scores [..., w] weigh under a mask, each so many times: numerators [..., w], what
     divides them [..., 1] or [], and the log-sum-exps of the scores [...], None for weights that are

@@ -14,16 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnspec.ir.scalars import (
-    OPERATIONS,
-    PAIR,
-    SCORE,
-    Apply,
-    Scalar,
-    Symbol,
-    fold,
-    symbols,
-)
+from attnspec.ir.scalars import OPERATIONS, PAIR, SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.ir.scores import HEAD, TABLE, Scores
 from attnspec.lower.work import Call, Work
 
@@ -159,10 +150,7 @@ def inputs_read(
 
 
 def changed(
-    statements: Sequence[Scalar],
-    scores: Tensor,
-    values: Mapping[str, Number],
-    pairs: Tensor | None,
+    statements: Sequence[Scalar], scores: Tensor, values: Mapping[str, Number], pairs: Tensor | None
 ) -> Tensor:
     """What scores become by statements, one after the other. Where `pairs`, bool, are none they may
     be anything, and no gradient comes of it: 0 times a derivative that is infinite is NaN."""
@@ -238,14 +226,11 @@ _REAL = ("sqrt", "log2", "tanh", "exp", "log")
 
 _TENSORS: dict[str, Callable[..., Number]] = {
     **OPERATIONS,
-    **{name: getattr(torch, name) for name in (*_REAL, "abs")},
+    **{name: getattr(torch, name) for name in _REAL},
     "/": torch.div,
     "//": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "%": torch.remainder,
     "**": torch.pow,
-    "not": torch.logical_not,
-    "and": lambda *values: reduce(torch.logical_and, values),
-    "or": lambda *values: reduce(torch.logical_or, values),
     "one_of": lambda x, *members: reduce(torch.logical_or, [x == each for each in members], x != x),
     "isqrt": isqrt,
     "ceil": lambda x: _whole(x, torch.ceil),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.common.masks import mask_plan, reading
+from attnspec.backends.common.torch_modes import array_of
 from attnspec.backends.decided.choice import Choice, Given, TileLists, rising_places
 from attnspec.backends.decided.ranking import marked
 from attnspec.graphs.patterns.chosen import Chosen
@@ -30,8 +31,7 @@ class Pairs(Choice):
     def holds(self, q: Tensor, k: Tensor) -> Tensor:
         if not q.is_cpu and takes_tensors(self.relation):
             return reading(self.relation, q, k, self.n)(self.data) & (q == q) & (k == k)
-        at = [position.cpu().numpy() for position in (q, k)]
-        return mask_plan(self.relation, at[0], at[1], self.n, q.device)(self.data)
+        return mask_plan(self.relation, array_of(q), array_of(k), self.n, q.device)(self.data)
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,13 +61,7 @@ class Side:
     """
 
     def __init__(
-        self,
-        order: Tensor | None,
-        size: int,
-        n: int,
-        lists: Tensor,
-        repeat: int,
-        count: int,
+        self, order: Tensor | None, size: int, n: int, lists: Tensor, repeat: int, count: int
     ) -> None:
         self.size, self.n, self.natural, device = size, n, order is None, lists.device
         self.lists, self.repeat, self.count = lists.shape[:2], repeat, count

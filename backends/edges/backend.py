@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import Amounts, seconds_for, weighed
+from attnspec.lower.costs import Amounts, seconds_for, work_amounts
 from attnspec.lower.work import Heads, Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class EdgesBackend:
         """What the work takes."""
         edges = edges_of(work.relation, work.n_q, work.n_k)
         copied = not work.plain or work.device != "cpu"
-        units = {"start": 1, "degree": work.n_q, "edge": edges, "gathered": copied * edges}
-        return weighed("edges", units, work.device)
+        gathered = copied * edges
+        return work_amounts("edges", work, start=1, degree=work.n_q, edge=edges, gathered=gathered)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         edges = edges_of(work.relation, work.n_q, work.n_k)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +26,7 @@ from attnspec.lower.work import Call, Heads, Work
 class EdgesKernel(ByKeyHead):
     """Attention over tables of edges."""
 
-    def __init__(
-        self, work: Work, heads: Heads, device: torch.device, tables: Tables[np.ndarray]
-    ) -> None:
+    def __init__(self, work: Work, heads: Heads, device: torch.device, tables: Tables) -> None:
         self.work, self.heads, self.device, self.tables = work, heads, device, tables
         on_edges = device.type == "cpu" and tables.batches
         self.products = EdgeProducts(tables) if on_edges else None

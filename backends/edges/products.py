@@ -23,7 +23,7 @@ from attnspec.layout.tables import Tables
 class EdgeProducts:
     """The products over tables of edges on the CPU, float32 or float64, one head at a time."""
 
-    def __init__(self, tables: Tables[np.ndarray]) -> None:
+    def __init__(self, tables: Tables) -> None:
         batches, self.n_q, self.n_k = tables.batches, tables.n_q, tables.n_k
         self._queries = np.concatenate([batch.q[:, 0] for batch in batches])
         self._widths = np.concatenate([np.full(len(x.k), x.k.shape[1]) for x in batches])

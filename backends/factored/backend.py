@@ -18,7 +18,7 @@ from attnspec.backends.factored.lag import lagged
 from attnspec.backends.tables.backend import TablesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
-from attnspec.lower.costs import seconds_for, weighed
+from attnspec.lower.costs import seconds_for, weighed, work_seconds
 from attnspec.lower.work import Heads, Kernel, Work, graph_of, mechanism_of
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
 def _composed_seconds(work: Work) -> float:
     """What the graph takes in plain tensor operations."""
     if work.waits:
-        units = {"pair": work.n_q * work.n_k}
-        return seconds_for(weighed("dense", units, work.device), work.device)
+        return work_seconds("dense", work, pair=work.n_q * work.n_k)
     return TablesBackend().cost(graph_of(work))
 
 

@@ -423,7 +423,8 @@ class HybridStream(KeyStream):
         out, lse = kernel.worth(together([*pairs, given.on(sums)], kernel))
         left = cache.part(~later)
         if len(left.positions):
-            sums = _of_keys(given, left).absorbed(sums)
+            # the keys alone
+            sums = _of_keys(given._replace(q=given.q[:, :, :0]), left).summed(sums)[1]
         shape = q.shape[:3]
         out = out.to(q.dtype).view(*shape, -1)
         return (out, None if lse is None else lse.view(shape)), (sums, cache.part(later))

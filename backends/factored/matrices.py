@@ -19,8 +19,8 @@ equation 16 with the segment's own length; Tay et al. 2021, "Synthesizer", secti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.softmax import attend, by_scores, check_no_dropout, repeated
 from attnspec.lower.work import Call, Work, mechanism_of
 
-DROPPING = "linformer", "synthesizer"
-"""Mechanisms that have weights to drop."""
-
 BY_KEY_HEAD = "linformer", "efficient"
 """Mechanisms in which the query heads of a key head are more rows of one product."""
 
@@ -44,12 +41,11 @@ class MatrixKernel:
     """Runs a mechanism by the text of its definition."""
 
     work: Work
-    runs_definition: ClassVar[bool] = True
-    """Whether comparing both shows faults of what stands in the place of single functions alone."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         name, shape = mechanism_of(self.work).name, (*q.shape[:3], v.shape[3])
-        if name not in DROPPING:
+        if name not in ("linformer", "synthesizer"):
+            # which have weights to drop
             check_no_dropout(name, call.dropout_p)
         k, v = self._beside(q, k, v, call)
         rows = grouped(widened(q), k).flatten(2, 3)
@@ -89,11 +85,5 @@ class MatrixKernel:
 
 def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
     """The functions of the definition, with faster ones in the place of some."""
-
-    def attention(*parts: Any) -> Tensor:
-        return attend(*parts, dropout_p=dropout_p)
-
-    def by_logits(logits: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return by_scores(logits.expand(*v.shape[:2], -1, -1), v, mask, dropout_p)
-
-    return text_of(work, 0, attention=attention, by_logits=by_logits)
+    faster: dict[str, Any] = {"attention": attend, "by_logits": by_scores}
+    return text_of(work, 0, **{x: partial(y, dropout_p=dropout_p) for x, y in faster.items()})

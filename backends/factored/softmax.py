@@ -54,7 +54,10 @@ def by_scores(scores: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) 
     """softmax(scores) v; a query without a key gets 0."""
     numerators, total, _ = shares(scores, mask, "softmax")
     weights = numerators / total
-    return (functional.dropout(weights, dropout_p) if dropout_p else weights) @ v
+    if dropout_p:
+        # scores may be those of every sample
+        weights = functional.dropout(weights.expand(*v.shape[:2], -1, -1), dropout_p)
+    return weights @ v
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:

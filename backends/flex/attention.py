@@ -91,11 +91,7 @@ the first query, and 1, or 0 where all heads have the same."""
 
 
 def attend(
-    kind: Kind,
-    parts: Sequence[Tensor],
-    blocks: Blocks,
-    heads: Heads,
-    changes: Changes,
+    kind: Kind, parts: Sequence[Tensor], blocks: Blocks, heads: Heads, changes: Changes
 ) -> tuple[Tensor, Tensor | None]:
     """The output [b, R, q places, d_v] of q [b, R, q places, d] and k, v [b, K, k places, …] and,
     if the kind asks, its log-sum-exps [b, R, q places]; b counts samples, and for each of them key
@@ -232,12 +228,7 @@ def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod
 
 
 def _read(
-    name: str,
-    tensors: tuple[Tensor, ...],
-    sample: Tensor,
-    head: Tensor,
-    q: Tensor,
-    k: Tensor,
+    name: str, tensors: tuple[Tensor, ...], sample: Tensor, head: Tensor, q: Tensor, k: Tensor
 ) -> Any:
     """What a name in scores stands for at a pair."""
     first, *sizes = tensors

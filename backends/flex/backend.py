@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.flex.steps import BLOCK, LARGEST, MASKED, flex_steps
 from attnspec.layout.steps import READING, amounts_of, seconds_of
-from attnspec.lower.costs import Amounts, seconds_for, weighed
+from attnspec.lower.costs import Amounts, work_seconds
 from attnspec.lower.work import MERGED, Kernel, Work
 from attnspec.version import is_installed
 
@@ -63,8 +63,9 @@ class FlexBackend:
             return math.inf
         bands = flex_steps(work, work.device)
         changed = len(work.changes.statements) * sum(band.pairs for band in bands)
-        changes = weighed("flex", {"masked": changed}, work.device)
-        seconds = seconds_of(bands, work.n_q, work.copies) + seconds_for(changes, work.device)
+        seconds = seconds_of(bands, work.n_q, work.copies) + work_seconds(
+            "flex", work, masked=changed
+        )
         # what inputs leave out is known in a call alone
         return (READING if work.reads else 1.0) * seconds
 

@@ -54,11 +54,7 @@ class StepTiles:
     default those of the step."""
 
     def __init__(
-        self,
-        band: Banded,
-        work: Work,
-        device: torch.device,
-        shape: tuple[int, int] | None = None,
+        self, band: Banded, work: Work, device: torch.device, shape: tuple[int, int] | None = None
     ) -> None:
         self.band, self.n, self.device = band, band.n_k, device
         self.layout = layout = band.layout

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.one_block.row_keys import Form, form_of
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import Amounts, seconds_for, weighed
+from attnspec.lower.costs import Amounts, seconds_for, work_amounts
 from attnspec.lower.work import (
     MERGED,
     Backend,
@@ -51,8 +51,7 @@ class Dense:
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
         pairs = work.n_q * work.n_k
-        units = {"call": 1, "pair": pairs, "mask": pairs * bool(work.decided)}
-        return weighed("dense", units, work.device, work.copies)
+        return work_amounts("dense", work, call=1, pair=pairs, mask=pairs * bool(work.decided))
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"all {work.n_q:,} x {work.n_k:,} scores",)
@@ -95,8 +94,7 @@ class TorchCall:
             pairs //= 2
         masked = pairs if form is Form.MASK or work.changes else 0
         made = pairs * bool(work.decided)
-        units = {"call": 1, "pair": pairs, "masked": masked, "mask": made}
-        return weighed("torch", units, work.device, work.copies)
+        return work_amounts("torch", work, call=1, pair=pairs, masked=masked, mask=made)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"one call, {form_of(work).value}",)

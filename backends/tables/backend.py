@@ -21,14 +21,8 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import READING, bands_of, natural_tables, reading_seconds, seconds_of
 from attnspec.layout.tiling import Tiling, survey
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, weighed
-from attnspec.lower.work import (
-    MERGED,
-    Heads,
-    Kernel,
-    Work,
-    inputs_read,
-)
+from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, work_amounts, work_seconds
+from attnspec.lower.work import MERGED, Heads, Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +59,7 @@ class TablesBackend:
         if work.decided:
             return self._decided_seconds(work)
         if work.decodes:
-            units = {"call": 1, "pair": work.n_q * len(row_keys(work)[0])}
-            return seconds_for(weighed("torch", units, work.device, work.copies), work.device)
+            return work_seconds("torch", work, call=1, pair=work.n_q * len(row_keys(work)[0]))
         if not self.stepped(work, work.device):
             return self.natural(work)[0]
         # nothing is known before the inputs are; the kernel compares again for every sample
@@ -80,13 +73,11 @@ class TablesBackend:
         reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
         pairs = work.n_q * sum(reads)
         entries = work.n_q * sum(-(-count // LIMITS.tile) for count in reads)
-        lists = weighed("tables", {"pair": pairs, "merge": entries})
-        return self._beside_lists(work) + seconds_for(lists)
+        return self._beside_lists(work) + work_seconds("tables", work, pair=pairs, merge=entries)
 
     def _beside_lists(self, work: Work) -> float:
         """What a work of lists takes besides them: laying them out, and the rest of the graph."""
-        units = {"lists" if _is_brought(work) else "layout": 1}
-        seconds = seconds_for(weighed("tables", units, copies=work.copies))
+        seconds = work_seconds("tables", work, **{"lists" if _is_brought(work) else "layout": 1})
         parts = parts_of(work.relation)
         if parts is None or parts.rest is None:
             return seconds
@@ -128,8 +119,8 @@ class TablesBackend:
         full, undecided = tiling.area
         pairs = min(full + undecided, work.n_q * work.n_k)
         gathered = pairs / min(tile, TILES[-1])
-        units = {"row": tiling.q.count, "pair": pairs, "gather": gathered, "masked": undecided}
-        return weighed("tiles", {"call": 1, **units}, work.device, work.copies)
+        units = {"row": tiling.q.count, "gather": gathered, "masked": undecided}
+        return work_amounts("tiles", work, call=1, pair=pairs, **units)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.decided:
@@ -197,5 +188,5 @@ def _stepped_seconds(work: Work) -> float:
     seconds = seconds_of(bands, work.n_q, work.copies)
     if work.changes.bends:
         # scores that are bent are computed one operation after the other
-        seconds += seconds_for(weighed("dense", {"pair": sum(band.pairs for band in bands)}))
+        seconds += work_seconds("dense", work, pair=sum(band.pairs for band in bands))
     return seconds

@@ -284,9 +284,7 @@ class Step:
     weigh: Callable[[Piece, Sequence[Tensor], Sequence[Tensor]], None] | None = None
     """Takes the gradients of the factors of keys and values of a piece, from those of both."""
 
-    def __init__(
-        self, batches: Sequence[Batch[np.ndarray]], positions: Positions, merges: bool
-    ) -> None:
+    def __init__(self, batches: Sequence[Batch], positions: Positions, merges: bool) -> None:
         self.merges = merges
         q, k = [batch.q for batch in batches], [batch.k for batch in batches]
         self.q_order = self.k_order = AS_THEY_LIE
@@ -343,9 +341,7 @@ class Piece:
 class TensorBatch(DeviceBatch):
     """A batch with its rows as they are read, and what its masks add."""
 
-    def __init__(
-        self, tables: Batch[np.ndarray], q: np.ndarray, k: np.ndarray, positions: Positions
-    ) -> None:
+    def __init__(self, tables: Batch, q: np.ndarray, k: np.ndarray, positions: Positions) -> None:
         super().__init__(tables, torch.device("cpu"))
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
         # masks of blocks, each its own, are kept from call to call as long as they are small

@@ -10,17 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from attnspec.backends.common.composed import ComposedTables
-from attnspec.backends.common.exact import (
-    ByKeyHead,
-    SoftmaxKernel,
-    samples_of,
-    some_together,
-)
+from attnspec.backends.common.exact import ByKeyHead, SoftmaxKernel, samples_of, some_together
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import LOWEST
 from attnspec.backends.one_block.dense import DenseKernel
@@ -39,7 +33,7 @@ class ByTables(SoftmaxKernel):
         self.work, self.heads, self.device = work, heads, device
 
     @cached_property
-    def tables(self) -> Tables[np.ndarray]:
+    def tables(self) -> Tables:
         """The tables of the work."""
         return tables_of_work(self.work)
 
@@ -54,11 +48,7 @@ class SteppedKernel(WalkingKernel, ByTables):
     there are any."""
 
     def __init__(
-        self,
-        work: Work,
-        heads: Heads,
-        device: torch.device,
-        tables: Tables[np.ndarray] | None = None,
+        self, work: Work, heads: Heads, device: torch.device, tables: Tables | None = None
     ) -> None:
         super().__init__(work, heads, device)
         if tables is not None:
@@ -86,6 +76,6 @@ class SteppedKernel(WalkingKernel, ByTables):
                 yield some, some, self.steps, padding, scores
 
 
-def tables_of_work(work: Work) -> Tables[np.ndarray]:
+def tables_of_work(work: Work) -> Tables:
     """The tables of a work of static pairs, in the steps that cost least."""
     return stepped_tables(bands_of(work.relation, work.n_q, work.n_k))

@@ -33,11 +33,7 @@ class ReadingKernel:
     reuses: tuple[str, ...] = ("cpu",)  # as the kernels of samples do
 
     def __init__(
-        self,
-        work: Work,
-        heads: Heads,
-        device: torch.device,
-        dense_seconds: float | None = None,
+        self, work: Work, heads: Heads, device: torch.device, dense_seconds: float | None = None
     ) -> None:
         self.work, self.heads, self.device = work, heads, device
         self.dense_seconds = dense_seconds

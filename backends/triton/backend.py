@@ -23,7 +23,7 @@ from attnspec.backends.tables.backend import TablesBackend, refuses_decided
 from attnspec.backends.triton.forms import refuses_scores
 from attnspec.backends.triton.tuning import CHUNK, MAPS, ON_GPU
 from attnspec.layout.steps import READING, amounts_of
-from attnspec.lower.costs import Amounts, seconds_for, together, weighed
+from attnspec.lower.costs import Amounts, seconds_for, together, work_amounts
 from attnspec.lower.work import MERGED, Heads, Kernel, Work, graph_of, mechanism_of
 from attnspec.version import is_installed
 
@@ -80,8 +80,7 @@ class TritonBackend:
             return _of_sums(work)
         bands = () if work.decided else steps_of(work, ON_GPU)
         if not bands:
-            units = {"call": 1, "pair": READING * work.n_q * work.n_k}
-            return weighed("triton", units, work.device, work.copies)
+            return work_amounts("triton", work, call=1, pair=READING * work.n_q * work.n_k)
         amounts = amounts_of(bands, work.n_q, work.copies)
         return {name: READING * x if work.reads else x for name, x in amounts.items()}
 
@@ -140,13 +139,11 @@ def _operations(work: Work) -> int:
 
 def _of_sums(work: Work) -> Amounts:
     """What sums of features take: a pair is 4 operations for every channel."""
-    units = {"call": 1, "pair": _operations(work) / (4 * SIZE)}
-    amounts = weighed("sums", units, work.device, work.copies)
+    amounts = work_amounts("sums", work, call=1, pair=_operations(work) / (4 * SIZE))
     if getattr(mechanism_of(work), "feature", None) in MAPS:
         return amounts
     # torch makes the features
-    units = {"call": 1, "pair": features_of(work)}
-    return together(amounts, weighed("dense", units, work.device, work.copies))
+    return together(amounts, work_amounts("dense", work, call=1, pair=features_of(work)))
 
 
 def _beside(work: Work) -> Amounts:
@@ -156,8 +153,7 @@ def _beside(work: Work) -> Amounts:
     # beside no window, it is what the tables of the graph take away from them
     graph = steps_of(graph_of(work), ON_GPU)
     pairs = sum(band.tiles.tiles * prod(band.sizes) for band in graph)
-    units = {"call": 1, "pair": pairs + features_of(work)}
-    return weighed("dense", units, work.device, work.copies)
+    return work_amounts("dense", work, call=1, pair=pairs + features_of(work))
 
 
 def _refuses_decided(work: Work) -> str | None:

@@ -77,12 +77,7 @@ class Launching(SoftmaxKernel):
         return not self.work.decided and all(len(each.steps) < 2 for each in launches)
 
     def derivatives(
-        self,
-        saved: Sequence[Tensor],
-        grad: Tensor,
-        of_lse: Tensor | None,
-        call: Call,
-        scale: float,
+        self, saved: Sequence[Tensor], grad: Tensor, of_lse: Tensor | None, call: Call, scale: float
     ) -> Sequence[Tensor]:
         *tensors, out, lse = saved
         launches = self.launches(tensors, call, scale, True)

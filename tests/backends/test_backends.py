@@ -450,3 +450,18 @@ def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
 def test_every_backend_has_a_row_on_their_page() -> None:
     page = (ROOT / "backends" / "README.md").read_text(encoding="utf-8")
     assert [each.name for each in BACKENDS if f"`{each.name}`" not in page] == []
+
+
+@pytest.mark.parametrize("backend", ["torch", "tables"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "scale 2.0 ** 100 attend window(radius = 3)",
+        "attend window(radius = 3) score s - 6e29",
+        "causal attend full score s - 1e31 * (1 + abs(q - k))",
+    ],
+)
+def test_scores_of_any_size_lie_above_what_is_masked(body: str, backend: str) -> None:
+    parts = torch.randn(3, 1, 1, 20, 8)
+    meant = spec_of(body).compile(backend="dense")(*parts)
+    torch.testing.assert_close(spec_of(body).compile(backend=backend)(*parts), meant)

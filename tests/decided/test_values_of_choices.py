@@ -14,6 +14,8 @@ from population import spec_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from attnspec.backends.common.remembered import table_of
+
 
 def module_of(body: str) -> Any:
     return spec_of(body).compile(head_size=6).double()
@@ -224,3 +226,17 @@ def test_blocks_that_are_matched_are_those_of_real_keys(causal: str) -> None:
     torch.testing.assert_close(found, module(*(x[:, :, 3:] for x in (q, k, v))), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="max_blocks = 5 blocks, and 23 keys are 6 of 4"):
         module(q, k, v)
+
+
+@pytest.mark.parametrize("argument", ["within = window(radius = 5)", "always = self"])
+def test_choices_within_a_graph_go_through_transforms(argument: str) -> None:
+    module = spec_of(f"attend topk(keys = 3, {argument})").compile()
+    q, k, v = torch.randn(3, 1, 1, 20, 8)
+    found = torch.func.grad(lambda x: module(x, k, v).sum())(q)
+    (meant,) = torch.autograd.grad(module(q.requires_grad_(), k, v).sum(), q)
+    torch.testing.assert_close(found, meant)
+
+
+def test_numbers_on_a_device_keep_their_type() -> None:
+    device = torch.device("meta")
+    assert [table_of(x, device).dtype for x in ((1.0,), (1,))] == [torch.float32, torch.int64]

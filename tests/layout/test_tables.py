@@ -71,7 +71,7 @@ def test_equal_labels_are_brought_together(body: str) -> None:
         assert not any("labels" in str(band) for band in again)
 
 
-def differing(tables: Tables[np.ndarray], work: Work) -> list[str]:
+def differing(tables: Tables, work: Work) -> list[str]:
     """Which ways of computing tables give another output than their pairs."""
     n_q, n_k = tables.n_q, tables.n_k
     q, k, v = torch.randn(2, 1, 1, n_q, 4), torch.randn(2, 1, n_k, 4), torch.randn(2, 1, n_k, 4)

@@ -336,12 +336,7 @@ def _edges(work: Work, heads: int, size: int) -> _Amounts:
     return _Amounts(edges, moved, 3 * edges, 4 * edges, False, "exact")
 
 
-_AMOUNTS = {
-    "torch": _torch,
-    "dense": _dense,
-    "tables": _tables,
-    "edges": _edges,
-}
+_AMOUNTS = {"torch": _torch, "dense": _dense, "tables": _tables, "edges": _edges}
 
 
 # --- break-even -----------------------------------------------------------------------------------

@@ -221,8 +221,7 @@ def most(name: str, report: Inquiry) -> Figure[Any]:
         raise Unknown(report.stack.unknown or "")
     queries = report.stack.queries(report.length)
     rows = _rows(
-        report,
-        lambda relation: np.minimum(most_keys(relation, report.length)[queries], report.n),
+        report, lambda relation: np.minimum(most_keys(relation, report.length)[queries], report.n)
     )
     edges = sum(int(row.sum()) for row in rows)
     if name == "degree":

@@ -105,11 +105,6 @@ class Summing:
     def signed(self) -> bool:
         return cancels(self.declared)
 
-    @property
-    def positive(self) -> bool:
-        """Whether sums are divided by one of weights that are never negative."""
-        return self.divides and not self.signed
-
     def worth(self, weighed: tuple[Tensor, Tensor]) -> Outputs:
         """What sums and their frames are worth, and the logarithms of what divides them, if it is
         positive."""
@@ -135,7 +130,7 @@ class Summing:
     def log_divisor(self, total: Tensor, log: Tensor) -> Tensor | None:
         """The logarithm of what sums of such weights divide by, -inf where there is no weight; None
         where it may be negative or is nothing."""
-        if not self.positive:
+        if self.signed or not self.divides:
             return None
         divisor = torch.log(self.divisor(total, log)) + log
         return divisor.masked_fill(total == 0, -torch.inf)

@@ -225,10 +225,6 @@ class Given(NamedTuple):
 
         return in_order(y), in_order(log), after, end
 
-    def absorbed(self, state: State) -> State:
-        """The sums of a state and of all keys."""
-        return self._replace(q=self.q[:, :, :0]).summed(state)[1]
-
     def summed(self, state: State | None = None) -> tuple[Weighed, State]:
         """The sums of all queries on top of a state, and the state after all keys."""
         state = state or self.no_keys()

@@ -19,13 +19,7 @@ from attnspec.backends.common.exact import has_numbers, in_rows
 from attnspec.backends.common.merging import Outputs
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import least_in_frames
-from attnspec.backends.factored.features.sums import (
-    Derived,
-    Given,
-    Weighed,
-    joined,
-    opened,
-)
+from attnspec.backends.factored.features.sums import Derived, Given, Weighed, joined, opened
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
 from attnspec.backends.triton.blocks import Rows

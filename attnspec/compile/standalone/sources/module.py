@@ -60,6 +60,8 @@ class Attention(nn.Module):
             super().__init__()
             for name, (shape, *_) in PARTS.items():
                 shape = [head_size if isinstance(size, str) else size for size in shape]
+                if None in shape:
+                    raise TypeError("head_size must be given: the size of a head")
                 self.register_parameter(name, nn.Parameter(torch.empty(shape)))
             self.reset_parameters()
 
