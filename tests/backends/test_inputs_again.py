@@ -11,7 +11,7 @@ from attention_checks import tensors
 from population import spec_of
 from torch import Tensor
 
-from attnspec.backends.common.remembered import Remembered
+from attnspec.backends.common.remembered import Remembered, table_of
 
 
 class Counted:
@@ -45,6 +45,9 @@ def test_so_many_values_are_kept() -> None:
     kept, build = Remembered[int](2), Counted()
     order = [torch.tensor([x]) for x in (0, 1, 0, 1, 2, 1, 0)]
     assert [kept.get([x], build) for x in order] == [1, 2, 1, 2, 3, 2, 4]
+    # numbers on a device keep their type
+    each = [table_of(x, torch.device("meta")).dtype for x in ((1.0,), (1,))]
+    assert each == [torch.float32, torch.int64]
 
 
 def test_nothing_is_kept_where_numbers_are_not_known() -> None:

@@ -14,8 +14,6 @@ from population import spec_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attnspec.backends.common.remembered import table_of
-
 
 def module_of(body: str) -> Any:
     return spec_of(body).compile(head_size=6).double()
@@ -235,8 +233,3 @@ def test_choices_within_a_graph_go_through_transforms(argument: str) -> None:
     found = torch.func.grad(lambda x: module(x, k, v).sum())(q)
     (meant,) = torch.autograd.grad(module(q.requires_grad_(), k, v).sum(), q)
     torch.testing.assert_close(found, meant)
-
-
-def test_numbers_on_a_device_keep_their_type() -> None:
-    device = torch.device("meta")
-    assert [table_of(x, device).dtype for x in ((1.0,), (1,))] == [torch.float32, torch.int64]
