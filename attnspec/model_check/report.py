@@ -51,7 +51,7 @@ class LayerCheck:
             return [f"not checked: {place}: {self.reason}"]
         heads = count_of(self.heads or 0, "head")
         heads = heads if self.heads else "heads not separated, (q, q) not compared"
-        lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs"]
+        lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs allowed"]
         for what, pairs, count, end in (
             ("read and not allowed", self.leaks, self.leak_count, f", weight {self.weight:.3g}"),
             ("allowed and not read", self.missing, self.missing_count, ""),
