@@ -65,14 +65,17 @@ def _made(factory: str, n: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, A
     if not (name and attribute):
         raise click.UsageError(f"--model: PACKAGE.MODULE:FACTORY is required, got {factory!r}")
     # as `python -m` finds modules
-    sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
         made: Any = getattr(importlib.import_module(name), attribute)()
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise click.UsageError(f"--model: {factory} makes no model: {what}") from error
     finally:
-        sys.path.remove(os.getcwd())
+        # what is called may have changed both
+        if folder in sys.path:
+            sys.path.remove(folder)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
         model, args, kwargs = made
         return model, tuple(args), dict(kwargs)

@@ -58,7 +58,7 @@ _LOADED = "emitted_module"
     "factory",
     metavar="PACKAGE.MODULE:FACTORY",
     help="Compare a running model with SPEC. FACTORY() returns the model, or (model, args, kwargs)"
-    " with N positions. A model alone is called with N random `input_ids`.",
+    " with N positions. A model alone, with a config, is called with N random `input_ids`.",
 )
 @click.option(
     "--seconds",

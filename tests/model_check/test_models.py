@@ -435,10 +435,11 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "past.attn").write_text(CAUSAL.source)
     (tmp_path / "docs.attn").write_text(DOCUMENTS.source)
     (tmp_path / "made_here.py").write_text(
-        "import torch\nfrom tiny_models import llama, tokens\n"
+        "import os, sys, torch\nfrom tiny_models import llama, tokens\n"
         "def alone(): return llama('sdpa')\n"
         "def called(): return alone(), (tokens(1, 8),), {'use_cache': False}\n"
         "def nothing(): return torch.nn.Linear(2, 2)\n"
+        "def elsewhere(): os.chdir('..'); sys.path.pop(0); return alone()\n"
     )
     for line, code, words in (
         ("alone past.attn -n 9", 0, ""),
@@ -446,6 +447,7 @@ def test_the_command(tmp_path: Path) -> None:
         ("called docs.attn -n 8 --input document=0*3,1*5 --json", 1, "[ [ 0, 0, 0, 3, 0 ]"),
         ("nothing past.attn", 2, "no `vocab_size`"),
         ("missing past.attn", 2, "makes no model"),
+        ("elsewhere past.attn -n 9", 0, ""),
         ("x: past.attn", 2, ""),
         ("alone docs.attn", 2, ""),
     ):
