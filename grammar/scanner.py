@@ -82,12 +82,12 @@ _FOREIGN = {
     "...": ("..", "write `a..b`; both ends are included"),
     "..=": ("..", "write `a..b`; both ends are included"),
     "..<": ("..", "write `a..b - 1`; both ends are included"),
-    "++": ("+", "write `a + b`; names cannot be changed"),
-    "+=": ("=", "names cannot be changed"),
-    "-=": ("=", "names cannot be changed"),
-    "|=": ("=", "names cannot be changed"),
-    "&=": ("=", "names cannot be changed"),
-    "*=": ("=", "names cannot be changed"),
+    "++": ("+", "write `a + b`; names cannot be assigned again"),
+    "+=": ("=", "names cannot be assigned again; write `let` with a new name"),
+    "-=": ("=", "names cannot be assigned again; write `let` with a new name"),
+    "|=": ("=", "names cannot be assigned again; write `let` with a new name"),
+    "&=": ("=", "names cannot be assigned again; write `let` with a new name"),
+    "*=": ("=", "names cannot be assigned again; write `let` with a new name"),
     "/=": ("!=", "write `!=` for unequal"),
 }
 """Operators of other languages: what the parser reads instead, and the advice."""
@@ -256,7 +256,7 @@ def _problem(kind: str, value: str, span: Span) -> Diagnostic | None:
             return Diagnostic("A138", message, span, help=_FOREIGN[value][1])
         case "semicolon":
             message = "expected the next statement, found `;`"
-            way_out = "statements need no terminator: leave it out"
+            way_out = "delete the `;`: statements need nothing between them"
             return Diagnostic("A137", message, span, help=way_out)
         case "other":
             return _unused_character(value, span)
@@ -324,7 +324,7 @@ def _advice(value: str) -> str | None:
             return "numbers are decimal"
     if re.fullmatch(r"[0-9_]+", value):
         plain = value.replace("_", "").lstrip("0") or "0"
-        return f"write `{plain}`: underscores stand between digits, and no zero comes first"
+        return f"write `{plain}`: put single underscores between digits, and no zero first"
     if re.fullmatch(r"\.[0-9]+", value):
         return f"write `0{value}`"
     if re.fullmatch(r"[0-9]+\.", value):
@@ -332,5 +332,5 @@ def _advice(value: str) -> str | None:
     if re.fullmatch(r"[0-9.]+[eE][+-]?", value):
         return f"write the exponent: `{value}3`"
     if re.fullmatch(r"[0-9]+[A-Za-z_][A-Za-z0-9_]*", value):
-        return "a name starts with a letter, and `*` is written out: `2 * x`"
+        return "start a name with a letter, or write a product with `*`: `2 * x`"
     return None

@@ -35,23 +35,23 @@ _PHRASES = {
     "$END": "the end of the file",
 }
 
-ROPE = "rotate q and k before the call; which keys are read does not depend on it"
+ROPE = "rotate q and k before the call; a rotation is no part of a spec"
 
 _FOREIGN_WORDS = {
     "//": "`#` starts a comment",
-    "bidirectional": "a spec without the statement `causal` reads both ways",
+    "bidirectional": "delete it; queries read keys on both sides unless the spec says `causal`",
     "class": "`attention NAME { … }` describes one attention",
     **dict.fromkeys(("const", "var"), "`let NAME = EXPRESSION` names a value"),
     **dict.fromkeys(
         ("def", "function", "lambda"),
-        "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+        "to define a graph, write `graph NAME(a, b) = EXPRESSION` outside the attention",
     ),
-    "dropout": "a call takes it: `module(q, k, v, dropout_p = 0.1)`",
+    "dropout": "pass dropout in the call: `module(q, k, v, dropout_p=0.1)`",
     "for": "`layer 0..5 { … }` and `head even { … }` choose layers and heads; there are no loops",
-    "if": "`layer` and `head` blocks and `where(…)` make distinctions",
+    "if": "there is no `if`; use `layer` or `head` blocks, or a condition in `where(…)`",
     **dict.fromkeys(
         ("import", "include"),
-        '`from "file.attn" import NAME` imports a graph, outside the attention',
+        'to import a graph, write `from "file.attn" import NAME` outside the attention',
     ),
     "return": "`attend EXPRESSION` says what is attended to",
     **dict.fromkeys(("rope", "rotary"), ROPE),
@@ -174,14 +174,14 @@ def _swallowed(stop: _Stop) -> Diagnostic | None:
         "A133",
         f"expected an expression, found `{before.text}`",
         stop.scan.span(stop.index - 1),
-        help="finish the line before it, or remove the operator at its end",
+        help="finish the line above, or remove the operator at the end of that line",
     )
 
 
 def _string(stop: _Stop) -> Diagnostic | None:
     if stop.word.kind != "string":
         return None
-    advice = "names are written without quotes; only the path of an import has them"
+    advice = "write names without quotes; only the path of an import is quoted"
     return stop.diagnostic("A114", expected_words(stop.accepts), advice)
 
 
@@ -247,13 +247,13 @@ def _sign(stop: _Stop) -> Diagnostic | None:
         return stop.diagnostic("A133", "the next statement", f"write `{before}` without a value")
     if text == "=" and before in STATEMENTS and stop.after:
         advice = f"write `{before} {stop.after}`: a keyword and its value need nothing between them"
+        if before == "let":
+            advice = "write a name before the `=`, as in `let NAME = …`"
         return stop.diagnostic("A133", "an expression", advice)
     if text == "=" and "==" in stop.accepts:
-        return stop.diagnostic("A139", "`==` to compare", "`=` stands between a name and its value")
+        return stop.diagnostic("A139", "`==` to compare", "write `==`; `=` gives a name its value")
     if text == "..":
-        advice = (
-            "a range stands after `in`, after `layer` or `head`, or as an argument without name"
-        )
+        advice = "write one value; `in`, `layer`, `head` and unnamed arguments take a range"
         return stop.diagnostic("A140", "a single value", advice)
     if text == "{" and before == ".." and stop.index > 1:
         low = stop.scan.words[stop.index - 2].text
@@ -262,7 +262,7 @@ def _sign(stop: _Stop) -> Diagnostic | None:
     if text == "{" and "NAME" in stop.accepts and "(" in stop.accepts:
         advice = "a list in braces stands only after `in`: `x in {1, 2, 4}`"
         if before in ("layer", "head"):
-            advice = f"say which: `{before} 0..5 {{ … }}`, or `{before} all {{ … }}`"
+            advice = f"say which {before}s: `{before} 0..5 {{ … }}`, or `{before} all {{ … }}`"
         return stop.diagnostic("A141", "an expression", advice)
     if text in _COMPARISONS and text not in stop.accepts and stop.accepts & {"or", "and"}:
         earlier = [w.text for w in stop.scan.words[: stop.index] if w.text in _COMPARISONS]
@@ -292,7 +292,7 @@ def _separator(stop: _Stop) -> Diagnostic | None:
     if "=" in stop.accepts and (stop.word.kind == "number" or stop.after in (")", ",")):
         advice = f"write `{name} = {stop.word.text}`"
         if stop.word.kind == "name":
-            advice += f", or `{name}, {stop.word.text}` for two"
+            advice += f", or `{name}, {stop.word.text}` for two arguments"
         return stop.diagnostic("A136", "`=` between a name and its value", advice)
     return stop.diagnostic("A135", "`,` between two elements", f"write `,` before {stop.found}")
 
@@ -306,11 +306,11 @@ def _statement(stop: _Stop) -> Diagnostic | None:
     elif text in _FOREIGN_WORDS:
         advice = _FOREIGN_WORDS[text]
     elif text == ",":
-        advice = "`|` is the union of graphs; statements need nothing between them"
+        advice = "write `|` for the union of two graphs, or nothing between two statements"
     elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:
         advice = f"write `{stop.before.text}` without a value"
     elif text in ITEMS:
-        advice = f"`{text}` stands outside an attention: is a `}}` missing before it?"
+        advice = f"move `{text}` out of the attention, or write the missing `}}` before it"
     else:
         advice = _near_word(stop, stop.accepts)
         if advice is None and text in _CHANGES:
@@ -319,7 +319,7 @@ def _statement(stop: _Stop) -> Diagnostic | None:
             advice = f"write `attend {text}(…)`"
         elif text == "{" and stop.scan.words[stop.index - 2].text in _COUNTS:
             count = stop.scan.words[stop.index - 2].text
-            advice = f"`{count} N` says how many there are, `{count[:-1]} 0 {{ … }}` what one does"
+            advice = f"write `{count} N` for their number, and `{count[:-1]} 0 {{ … }}` for a block"
         elif advice is None and stop.word.kind == "name" and stop.after == "=":
             advice = f"write `let {text} = …`"
     starts = "a statement starts with " + ", ".join(sorted(STATEMENTS))
@@ -339,9 +339,9 @@ def _item(stop: _Stop) -> Diagnostic | None:
         advice = _FOREIGN_WORDS.get(text) or _near_word(stop, stop.accepts)
         whole = stop.scan.source.text.strip()
         if whole.endswith(".attn"):
-            advice = "this is the name of a file, not a spec: `attnspec.load(path)` reads one"
+            advice = "this is a file name, not the text of a spec; use `attnspec.load(path)`"
         elif advice is None and whole == text and stop.word.kind == "name":
-            advice = f"this is a name, not a spec: `attnspec.zoo({text!r})` asks the zoo for it"
+            advice = f"this is a name, not a spec; from the zoo: `attnspec.zoo({text!r})`"
     return stop.diagnostic("A131", expected_words(stop.accepts), advice)
 
 
@@ -354,26 +354,26 @@ def _operand(stop: _Stop) -> Diagnostic | None:
     elif stop.word.text == "]" and stop.before is not None and stop.before.text == "[":
         advice = "a list has at least one number: `[8, 16]`"
     elif stop.word.text == "|":
-        advice = "the absolute value is `abs(…)`; `|` stands between two graphs or token sets"
+        advice = "`|` needs a graph or token set on each side; the absolute value is `abs(…)`"
     return stop.diagnostic("A133", expected_words(stop.accepts), advice)
 
 
 def _advice(stop: _Stop) -> str | None:
     if stop.accepts == {"("} and stop.before is not None:
-        return f"write `{stop.before.text}(…)`, with nothing between the brackets if that is meant"
+        return f"write `{stop.before.text}(…)`, or `{stop.before.text}()` without arguments"
     before = stop.before.text if stop.before else ""
     if ".." in stop.accepts and "{" in stop.accepts:
         # behind the layers or heads of a block
         if stop.word.text == ":":
             return f"a range is `{before}..N`, the last one included"
         if stop.word.text in STATEMENTS:
-            return f"what they do stands in braces: `{{ {stop.word.text} … }}`"
+            return f"write the statements in braces: `{{ {stop.word.text} … }}`"
         if stop.word.text in ("and", "|", "&", "+"):
-            return "commas join them: `0, 2, even`"
+            return "separate them by commas: `0, 2, even`"
     if before == "sequence" and stop.word.kind == "number":
-        return "a line needs no statement: n is known when it is called; cells are `grid(H, W)`"
+        return "delete the statement, since a call tells the length; for a grid write `grid(H, W)`"
     if before == "for" and "n" in stop.accepts:
-        return "a claim for all lengths from one on ends with `for n >= …`; there are no loops"
+        return "write `for n >= 64` to claim it for every length from 64 on"
     if stop.accepts == {">="} and stop.word.text == ">" and stop.after.isdecimal():
         return f"write `for n >= {int(stop.after) + 1}`"
     if stop.accepts == {">="}:
@@ -383,7 +383,7 @@ def _advice(stop: _Stop) -> str | None:
     if stop.accepts == {"(", "{"} and stop.word.text == "-" and stop.before and stop.after:
         return f"names have underscores: `{stop.before.text}_{stop.after}`"
     if "NAME" in stop.accepts and stop.word.text in RESERVED:
-        return f"`{stop.word.text}` has a meaning of its own and cannot be a name"
+        return f"`{stop.word.text}` is a reserved word: choose another name"
     return _near_word(stop, stop.accepts)
 
 

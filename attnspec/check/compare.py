@@ -184,8 +184,8 @@ def compare(
     if a.program.cross != b.program.cross:
         one, other = (a, b) if a.program.cross else (b, a)
         raise AttnSpecError(
-            f"`{one.program.name}` joins two sequences and `{other.program.name}` the positions of"
-            " one, so that they have no pairs in common"
+            f"`{one.program.name}` has `cross` and `{other.program.name}` does not: pairs of two"
+            " sequences cannot be compared with pairs of one"
         )
     keys = length_of(n)
     (first, n), (second, _) = (crossed(spec.program, n, m) for spec in (a, b))
@@ -342,7 +342,7 @@ def _not_known(spec: Elaborated, attend: Attend, sample: Sample) -> str:
     missing = sorted(inputs_of(attend.graph) - set(sample))
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
-        return f"`{spec.program.name}` reads run-time inputs that are not given: {names}"
+        return f"`{spec.program.name}` reads inputs that are not given, {names}"
     for leaf in leaves(attend.graph):
         if BY_NAME[leaf.pattern].data_dependent:
             return f"{chosen_text(leaf.pattern)} (`{spec.program.name}`)"

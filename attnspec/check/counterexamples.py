@@ -62,7 +62,7 @@ def causal(stack: Stack, n: int) -> str | None:
     if figure.value.choice:
         return (
             f"no later key is read, but the choice of position {figure.value.query}{place} may"
-            f" change with the later position {key}: {figure.value.choice}"
+            f" change with the later position {key}, because {figure.value.choice}"
         )
     return f"position {figure.value.query} reads the later position {key}{place}{where}"
 
@@ -72,7 +72,7 @@ def stable(stack: Stack, n: int) -> str | None:
     choice = unsteady_choices(stack.program, n) if n > 1 else None
     if choice is not None:
         layer, head, fault = choice
-        return f"the same tokens are chosen otherwise{slot_text(stack, layer, head)}; {fault}"
+        return f"choices change with n{slot_text(stack, layer, head)}; {fault}"
     change = difference(stack.program, n)
     if change is None:
         return None
@@ -92,9 +92,9 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
     query, key = pair
     count = f" ({missing:,} such pairs)" if missing > 1 and not spread.sampled else ""
     steps = reach.path(stack, n, query, key)
-    how = "it never reads this key, even with more layers like the last"
+    how = "it never reads this key, even if the last layer is repeated"
     if steps is not None:
-        how = f"that takes {count_of(steps[0][0] + 1, 'layer')}: {drawn(stack, query, steps)}"
+        how = f"reading it takes {count_of(steps[0][0] + 1, 'layer')}: {drawn(stack, query, steps)}"
     return f"after {count_of(layers, 'layer')} query {query} has not read key {key}{count}; {how}"
 
 
@@ -217,8 +217,8 @@ def of_graphs(claim: Claim, at: Situation) -> str | None:
             (query, key), *_ = missing.examples
             rows = [row_text(relation, query, at.n) for relation in (here, there)]
             return (
-                f"query {query} reads key {key} only in the {name} graph: its keys are {rows[0]}"
-                f" there, and {rows[1]} in the other graph"
+                f"query {query} reads key {key} only in the {name} graph: it reads {rows[0]} in"
+                f" that graph, and {rows[1]} in the other one"
             )
     return None
 
@@ -238,7 +238,7 @@ def order(claim: Claim, stack: Stack, unknown: str | None, examined: list[int]) 
     AttnSpecError or ScalarError where a bound has no value.
     """
     if stack.program.grid is not None:
-        raise TooMuch("a grid has one length, so that nothing grows")
+        raise TooMuch("the length of a grid is fixed, so edges have no growth with n")
     most = growth_of(stack.program)
     open_bounds: dict[Scalar, Place] = {}
     for bound, place in values(claim, stack).items():
@@ -289,7 +289,7 @@ def against_stable(program: Program) -> str | None:
     at, other = (m + 1, m) if reads else (m, m + 1)
     return (
         f"with {count_of(at, 'query', 'queries')} and {count_of(n, 'key')}, query {query} reads key"
-        f" {key}; with {other}, it does not"
+        f" {key}; with {count_of(other, 'query', 'queries')}, it does not"
     )
 
 

@@ -28,7 +28,7 @@ FIGURES = frozenset("depth diameter path_length".split())
 """The figures that more pairs can make smaller."""
 
 
-WEAKER = "claim a larger figure, claim it at lengths at which it holds, or add pairs"
+WEAKER = "allow more in the claim, claim it at lengths at which it holds, or add pairs to the graph"
 NEVER = "add pairs that lead to the key, or remove the claim"
 
 
@@ -65,7 +65,7 @@ def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str
     if not program.causal and leak(Stack(influence(program)), failed.failed_at or 0).value is None:
         top = text.index("attention ")
         changed = text[:top] + text[top:].replace("{\n", "{\ncausal\n", 1)
-        words = "the statement `causal`, which asks for no later keys"
+        words = "the statement `causal`, under which no query has to read later keys"
         return _tried(program, changed, words, failed, verdicts)
     for extra in (
         ("powers", "residue(step = isqrt(n))") if program.causal else ("global(first(1))",)
@@ -90,7 +90,7 @@ def _tried(
     n = failed.failed_at or 0
     more = total_edges(Stack(influence(tried.program)), n)
     more -= total_edges(Stack(influence(program)), n)
-    price = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "no more"
+    price = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "no additional"
     price += " pair" if abs(more) == 1 else " pairs"
     return f"it holds with {words} ({price} at n = {n:,})"
 

@@ -59,7 +59,7 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
                     f"`{leaf.pattern}` depends on `head`, {HEADS}",
                     leaf.span,
                     "warning",
-                    notes=("analyses are those of head 0; a call has as many heads as q",),
+                    notes=("until then figures are of head 0; a call has as many heads as q",),
                 )
 
 
@@ -112,13 +112,13 @@ def _empty_rows(
             f"the graph is empty: no query has a key{slot} at n = {n:,}",
             span,
             "warning",
-            help="`A | B` has the pairs of either, `A & B` those of both, `A - B` those of A alone",
+            help="check its sizes; `A & B` has the pairs of both, `A - B` those of A without B",
         )
     rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
     queries = "1 query has" if len(empty) == 1 else f"{len(empty):,} queries have"
     return Diagnostic(
         "A901",
-        f"{queries} no key{slot} at n = {n:,}: {rows}",
+        f"{queries} no key{slot} at n = {n:,}: q = {rows}",
         span,
         "warning",
         notes=("a query without a key gets output 0 and gradient 0",),

@@ -28,13 +28,13 @@ def asides(a: Elaborated, b: Elaborated, slots: Sequence[tuple[int, int]]) -> li
     shapes = [_shape(spec) for spec in (a, b)]
     if shapes[0] != shapes[1]:
         notes.append(
-            f"a stands on {shapes[0]}, b on {shapes[1]}: positions are compared by their numbers"
+            f"a is on {shapes[0]}, b on {shapes[1]}; positions of the same number are compared"
         )
     if a.program.extra_tokens != b.program.extra_tokens:
         counts = (a.program.extra_tokens, b.program.extra_tokens)
         notes.append(
-            f"a has {counts[0]} extra tokens, b {counts[1]}: position {max(counts)} is not the same"
-            " token in both"
+            f"a has {counts[0]} extra tokens, b has {counts[1]}; position {max(counts)} is then"
+            " another token in a than in b"
         )
     if a.program.causal != b.program.causal:
         notes.append(f"only {'a' if a.program.causal else 'b'} is declared `causal`")
@@ -50,9 +50,9 @@ def _counts(what: str, one: int | None, other: int | None) -> str:
         return f"{lone} declares no {what}s: it is compared with {every} of {rest}"
     few, many, larger = min(one, other), max(one, other), "a" if one > other else "b"
     left = f"{what} {few}" if many == few + 1 else f"{what}s {few}..{many - 1}"
-    verb = "stands" if many == few + 1 else "stand"
+    verb = "is" if many == few + 1 else "are"
     counted = f"{one} {what}" if one == 1 else f"{one} {what}s"
-    return f"a has {counted}, b {other}: {left} of {larger} {verb} alone, uncompared"
+    return f"a has {counted}, b has {other}; {left} of {larger} {verb} not compared"
 
 
 def _shape(spec: Elaborated) -> str:
@@ -79,7 +79,7 @@ def _computed(a: Elaborated, b: Elaborated, slots: Sequence[tuple[int, int]]) ->
         for name, words in _ASIDE.items():
             if getattr(first, name) != getattr(second, name):
                 readers[words] = None
-    return [f"what is done with the pairs differs: {', '.join(readers)}"] if readers else []
+    return [f"a and b differ in {', '.join(readers)}"] if readers else []
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class Mechanisms:
         if self.equal:
             return f"`{self.a}` with the same options"
         if self.options:
-            listed = "; ".join(f"{name}: {x} in a, {y} in b" for name, x, y in self.options)
-            return f"`{self.a}` with other options: {listed}"
+            listed = "; ".join(f"{name} is {x} in a, {y} in b" for name, x, y in self.options)
+            return f"`{self.a}` with different options: {listed}"
         names = ["no mechanism" if name is None else f"`{name}`" for name in (self.a, self.b)]
         return f"{names[0]} in a, {names[1]} in b"
 

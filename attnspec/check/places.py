@@ -76,8 +76,8 @@ def places(claim: Claim, stack: Stack) -> Iterator[Place]:
     heads = range(stack.program.heads or 1) if "head" in asked else (None,)
     if len(layers) * len(heads) > LIMITS.places:
         raise TooMuch(
-            f"it is another number for each layer and head, and more than {LIMITS.places:,} are not"
-            " compared"
+            "the claim has a number for each layer and head, and at most"
+            f" {LIMITS.places:,} of them can be compared"
         )
     yield from (Place(layer, head) for layer in layers for head in heads)
 
@@ -98,14 +98,14 @@ def reads_by_head(stack: Stack) -> str | None:
     """Why it is not known what all heads of a spec read, or None."""
     graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
     if stack.program.heads is None and any("head" in symbols_of(graph) for graph in graphs):
-        return f"its pairs depend on `head`, {HEADS}"
+        return f"the pairs depend on `head`, {HEADS}"
     return None
 
 
 def without_end(claim: Claim, stack: Stack) -> str | None:
     """Why it is not known how many heads a claim is made of, or None."""
     if stack.program.heads is None and "head" in _named(claim):
-        return f"it depends on `head`, {HEADS}"
+        return f"the claim depends on `head`, {HEADS}"
     return None
 
 

@@ -54,7 +54,7 @@ _LONG = frozenset(
 """Claims that are checked at lengths above `LIMITS.matrix` too, as far as the graphs allow it."""
 
 
-_READ = "every query has read every key that it may, directly or through others"
+_READ = "every query has read every key that it may read, directly or through other positions"
 MEANINGS = {
     "reach": f"`reach(layers = L)`: after L layers {_READ}",
     "depth": f"`depth`: the fewest layers after which {_READ}",
@@ -65,12 +65,12 @@ MEANINGS = {
 """What claims mean whose name does not tell, for their refutations."""
 
 PATHS = (
-    "a path starts at the query; layers count from 0, and the last layer of the spec repeats;"
-    " layers in which the path stays at its position are left out"
+    "a path starts at the query, and leaves out layers in which it stays at its position;"
+    " layers count from 0, and the last layer of the spec repeats"
 )
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
-WHERE_IT_HAS_A_VALUE = "claim it from a length on at which it has a value: `for n >= …`"
+WHERE_IT_HAS_A_VALUE = "claim it only where it has a value, by `for n >= …` or `at n = …`"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def judge(program: Program) -> list[Verdict]:
 
 def evenly(diagnostic: Diagnostic) -> Diagnostic:
     """The diagnostic with a note that it was found with as many queries as keys."""
-    note = "checked with as many queries as keys, m = n; other m are not checked"
+    note = "checked only with as many queries as keys, m = n"
     return replace(diagnostic, notes=(*diagnostic.notes, note))
 
 
@@ -445,7 +445,7 @@ def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
             return f"query {q} reads key {k}, but query {k} does not read key {q}{slot}"
         certain &= sure
     if not certain:
-        raise TooMuch("at this length it is only tried by random sums, which show no fault")
+        raise TooMuch("at this length only random sums are compared, and show no fault")
     return None
 
 

@@ -43,8 +43,8 @@ HEADS = "layers 5 heads 2 attend causal layer 3 {{ head 1 {{ attend {} }} }}"
         ("input x: ids attend same(x)", "`x` has one label for all tokens"),
         ("input x: ids attend ~same(x)", "`x` has a label for each token"),
         ("input x: length attend causal | prefix(x)", "`x` is 2"),
-        ("attend causal | lsh()", "`lsh` joins them"),
-        ("attend topk(size = 4, blocks = 1) - window(radius = 1)", "`topk` joins them"),
+        ("attend causal | lsh()", "where `lsh`"),
+        ("attend topk(size = 4, blocks = 1) - window(radius = 1)", "where `topk`"),
         # neither shown nor proven
         ("input x: ids attend same(x) & where(q // 2 >= k)", "is not checked: its pairs depend on"),
         (

@@ -78,7 +78,7 @@ def approximation(
     name = getattr(method, "name", None)
     what = f"`{name}`" if name else "this head"
     raise AttnSpecError(
-        f"{what} is not held against softmax attention here: that is known of"
+        f"{what} cannot be compared with softmax attention: `approximation` is for"
         f" {', '.join(sorted(kind.name for kind in _METHODS))}"
     )
 

@@ -207,7 +207,7 @@ def to_list(relation: Relation, n: int) -> float:
 def require_listable(relation: Relation, n: int) -> None:
     """Raise TooMuch where finding the rows of a relation means looking at too many pairs."""
     if n > LIMITS.positions_listed:
-        raise TooMuch(f"it has too many pairs to list at n = {n:,}")
+        raise TooMuch(f"a graph has too many pairs to list at n = {n:,}")
     if n * n <= LIMITS.pairs_evaluated or to_list(relation, n) <= LIMITS.pairs_listed:
         return
-    raise TooMuch(f"it has too many pairs to list at n = {n:,}")
+    raise TooMuch(f"a graph has too many pairs to list at n = {n:,}")

@@ -144,7 +144,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
             relation = bind_attended(graph, replace(at, inputs={**at.inputs, **data}))
             pair = later_pair(relation, n)
             if pair is not None:
-                where = " and ".join([*words, *(f"`{name}` joins them" for name in decided)])
+                where = " and ".join([*words, *(f"`{name}` chooses this pair" for name in decided)])
                 return Figure(Leak(pair[0], ((layer, head, pair[1]),), where))
         if names or decided:
             doubt = chosen_text(decided[0]) if decided else unread_text(names)

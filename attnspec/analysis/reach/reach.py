@@ -128,7 +128,7 @@ def _longest(chain: Chain, unit: str) -> Figure[int | None]:
         return Figure(figure.layers)
     query, key = figure.first[-2] or (0, 0)
     note = f"query {query} reads key {key} after {figure.layers} {unit}, so it is a lower bound"
-    return Figure(figure.layers, "estimate", f"from {figure.sampled} queries: {note}")
+    return Figure(figure.layers, "estimate", f"from {figure.sampled} queries; {note}")
 
 
 def _someone(chain: Chain) -> str:

@@ -97,8 +97,8 @@ def causal(report: Inquiry) -> Figure[Any]:
         return Figure(True, figure.quality, figure.note)
     if figure.value.choice:
         note = (
-            f"pairs: yes, choice: no: that of query {figure.value.query} may change with token"
-            f" {figure.value.key}, {figure.value.choice}"
+            f"pairs: yes, choice: no; the choice of query {figure.value.query} may change with"
+            f" token {figure.value.key}, {figure.value.choice}"
         )
         return Figure(False, figure.quality, note)
     where = f", where {figure.value.where}" if figure.value.where else ""

@@ -61,7 +61,7 @@ def page(report: Inquiry, names: Sequence[str] | None = None) -> Text:
         _append_graphs(text, report)
         if report.on_request:
             text.append(
-                f"\nnot looked for at this length unless named: {', '.join(report.on_request)}\n",
+                f"\nnot computed at this length unless asked for: {', '.join(report.on_request)}\n",
                 _NOTE,
             )
     text.rstrip()

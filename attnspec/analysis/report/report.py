@@ -213,7 +213,7 @@ class Report(Inquiry):
         from attnspec.analysis.reach import reach
 
         if self.program.cross:
-            raise AttnSpecError(f"there are no paths: {APART}, of which the keys read nothing")
+            raise AttnSpecError(f"a spec with `cross` has no paths: {APART}, and keys read nothing")
         if self.influence.unknown is not None:
             raise AttnSpecError(f"nothing is known of paths: {self.influence.unknown}")
         return reach
@@ -229,7 +229,7 @@ class Report(Inquiry):
         from attnspec.analysis.approximation.approximation import approximation
 
         if self.program.cross:
-            raise AttnSpecError(f"heads are held against attention within one sequence: {APART}")
+            raise AttnSpecError(f"`approximation` needs a spec of one sequence: {APART}")
         if len(q) != self.n:
             raise ValueError(f"q, k and v must have {self.n:,} rows, got {len(q):,}")
         return approximation(self.program, q, k, v, layer=layer, head=head)
