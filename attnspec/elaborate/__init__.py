@@ -180,7 +180,7 @@ def _parameters(
                 value = meaning(node, scope)
             else:
                 message = f"the parameter `{name}` has no value"
-                advice = f"give it a default, or set it: `--set {name}=…`"
+                advice = f"give it a default, or a value: `--set {name}=…`, in Python `{name}=…`"
                 scope.fail("A217", message, parameter.span, help=advice)
             said.define(name, parameter.name_span, scope, value)
             values[name] = node

@@ -69,7 +69,7 @@ def _unnamed(
     names = [name for name, p in parameters.items() if not p.positional]
     if not names:
         _too_many(node, argument, scope, len(parameters))
-    advice: str | None = f"write `{names[0]} = …`"
+    advice: str | None = f"write `{node.name}({names[0]} = …)`"
     notes: tuple[str, ...] = ()
     if _is_ambiguous(node, scope):
         advice = _readings(node, argument, scope) or advice
@@ -147,7 +147,7 @@ def complete(
     for instead, replaced in getattr(declaration, "replaced", {}).items():
         for name in replaced:
             if instead in values and name in values:
-                message = f"`{name}` cannot be given together with the input, which decides it"
+                message = f"the input decides `{name}`, which cannot be given as well"
                 input = (("the input", spans[instead]),)
                 scope.fail("A302", message, spans[name], related=input, help=f"remove `{name}`")
     parameters = parameters_of(declaration)
@@ -186,8 +186,9 @@ def _require_signature(
         missing = ", ".join(f"`{name}`" for name in nearest if name not in present)
         message = f"`{node.name}` needs {missing} as well"
         scope.fail("A303", message, node.span, help=f"write {ways}")
-    listed = " and ".join(f"`{name}`" for name in values) or "nothing"
-    scope.fail("A303", f"`{node.name}` takes {ways}, got {listed}", node.span)
+    listed = ", ".join(f"`{name}`" for name in values) or "no arguments"
+    message = f"`{node.name}` must be written as {ways}, got {listed}"
+    scope.fail("A303", message, node.span)
 
 
 def _wrong(scope: Scope, declaration: type, values: Mapping[str, ArgumentValue]) -> str | None:

@@ -30,7 +30,7 @@ from attnspec.ir.scalars import FUNCTIONS, SCORE_FUNCTIONS, Apply, Scalar, Symbo
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
-OTHER_BOXES = "other boxes are written by `where`, with `q.row`, `k.row` and their like"
+OTHER_BOXES = "for other boxes use `where`, as in `where(0 <= q.row - k.row < 4)`"
 _ANY = Parameter("any", "", positional=True)
 
 
@@ -110,7 +110,7 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
             if isinstance(end, int) and end < 0:
                 message, advice = (
                     f"a position must be at least 0, got {end}",
-                    "`last(c)` counts from the end",
+                    "for the last c positions write `last(c)`",
                 )
                 scope.fail("A306", message, value.span, help=advice)
         if isinstance(first, int) and isinstance(last, int) and first > last:
@@ -226,7 +226,7 @@ def _named_graph(node: nodes.Call, scope: Scope) -> Term:
     if any(each is definition for each in scope.expanding):
         chain = [each.name for each in scope.expanding]
         chain = [*chain[chain.index(definition.name) :], definition.name]
-        message = f"`{node.name}` is defined by itself: {' -> '.join(chain)}"
+        message = f"the definition of `{node.name}` refers to itself: {' -> '.join(chain)}"
         scope.fail("A211", message, node.name_span, related=here)
     if len(scope.expanding) >= LIMITS.nesting:
         message = f"named graphs may be nested at most {LIMITS.nesting} deep"
@@ -253,7 +253,7 @@ def listed(node: nodes.List, scope: Scope) -> Numbers:
     """What `[8, 16, 32]` stands for."""
 
     def one(part: nodes.Expression) -> Scalar:
-        value = terms.scalar(part, scope, "what stands in a list")
+        value = terms.scalar(part, scope, "an element of a list")
         terms.typed(value, "number", "[…]", part.span, scope)
         return value
 
@@ -268,7 +268,7 @@ def indexed(node: nodes.Index, scope: Scope) -> Scalar:
         _read_by_position(node, scope)
     base = meaning(node.base, scope)
     if not isinstance(base, Numbers):
-        message = f"`[…]` stands behind a list, got {ARTICLES[kind_of(base)]}"
+        message = f"only a list can be indexed by `[…]`, got {ARTICLES[kind_of(base)]}"
         advice = "a list is written `[8, 16, 32]`"
         if isinstance(base, InputRef):
             advice = readings(base)
@@ -312,8 +312,8 @@ def readings(given: InputRef) -> str:
     if given.kind in READ:
         return f"write `{name}(q)` and `{name}(k)` in `where(…)`"
     return {
-        "tokens": f"`rows({name})` are the pairs whose query is marked, `columns({name})` those"
-        " whose key is",
+        "tokens": f"in place of `where` write `columns({name})` for marked keys,"
+        f" `rows({name})` for marked queries",
         "pairs": f"write `{name}(q, k)` in `score`",
         "length": f"`{name}` is one number for all positions: write `k < {name}`, or"
         f" `prefix({name})`",
@@ -337,7 +337,7 @@ def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
         scope.fail("A205", message, node.span)
     if len(node.arguments) != 1 or len(sides) != 1 or sides[0] not in POSITIONS:
         message = f"an input is read only at the query, `{name}(q)`, or at the key, `{name}(k)`"
-        scope.fail("A303", message, node.span, help="pass other values as an input of their own")
+        scope.fail("A303", message, node.span, help="pass other values as a second input")
     scope.used.add(name)
     return reading(given.name, sides[0])
 
@@ -363,7 +363,7 @@ def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:
         return
     problem = _inexact(value)
     if problem is not None:
-        help = "compute it before the call, and pass the result as the input"
+        help = "compute the value before the call, and pass the result as the input"
         message = f"a condition that reads an input cannot use {problem}"
         scope.fail("A312", message, node.span, help=help)
 
@@ -377,9 +377,9 @@ def _inexact(value: Scalar) -> str | None:
         # known before any pair is examined
         return None
     if op in INEXACT:
-        return f"`{op}`: its last bit may differ between machines, and so might the graph"
+        return f"`{op}`, whose last bit may differ between machines"
     if op in ("//", "%") and (reads_inputs(args[1]) or asks_positions(args[1])):
-        return f"`{op}` by q, k or an input"
+        return f"`{op}` with q, k or an input in the divisor"
     if op in ("//", "%") and type_of(args[1]) != "integer":
         return f"`{op}` by what is not an integer"
     if op == "**" and not (isinstance(args[1], int) and 0 <= args[1] <= 8):

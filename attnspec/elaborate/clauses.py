@@ -110,7 +110,7 @@ def _comparison(node: nodes.Chain, scope: Scope, claim: Claim) -> list[Claim]:
     for index, operator in enumerate(node.operators):
         left, right = node.operands[index : index + 2]
         if place not in (index, index + 1):
-            message = f"a claim compares one figure with numbers, and `{name}` is not in this part"
+            message = f"each comparison of this claim must have `{name}` on one side"
             scope.fail("A604", message, left.span.to(right.span))
         other = right if place == index else left
         value = scalar(other, scope, f"what `{name}` is compared with")
@@ -120,7 +120,7 @@ def _comparison(node: nodes.Chain, scope: Scope, claim: Claim) -> list[Claim]:
         if name == "order" and compare != "<=":
             scope.fail("A605", "`order` is compared by `<=`", node.span)
         if compare == "subset":
-            scope.fail("A605", "`subset` compares graphs", node.span)
+            scope.fail("A605", f"`subset` compares graphs, and `{name}` is a number", node.span)
         claims.append(replace(claim, kind=name, compare=compare, value=value))
     return claims
 
@@ -133,7 +133,7 @@ def _about_graphs(node: nodes.Chain, scope: Scope, claim: Claim) -> Claim:
     if all(kind_of(term) == "scalar" for term in terms):
         _unknown(node, scope)
     for term, operand in zip(terms, node.operands, strict=True):
-        require(term, "graph", operand.span, scope, f"what stands beside `{operator}`")
+        require(term, "graph", operand.span, scope, f"each side of `{operator}`")
         require_across(term, operand.span, scope)
     return replace(claim, kind=operator, terms=tuple(terms))  # type: ignore[arg-type]
 

@@ -13,8 +13,8 @@ from attnspec.text.source import Span
 
 _STATEMENTS = {
     "causal": "the keys of another sequence are neither earlier nor later than a query",
-    "sequence": "a grid has the cells of one sequence, and there are two",
-    "extra_tokens": "extra tokens stand before one sequence, and there are two",
+    "sequence": "a grid lays out one sequence, and `cross` has two",
+    "extra_tokens": "extra tokens come before one sequence, and `cross` has two",
 }
 """Statements about one sequence, and why they have no meaning between two."""
 
@@ -44,8 +44,8 @@ def require_claim(kind: str, span: Span, scope: Scope) -> None:
     """Refuse a claim about what is read through several layers."""
     if scope.work.cross is not None and kind in _CLAIMS:
         _refuse(
-            f"`{kind}` is about what passes through several layers of one sequence, and with"
-            " `cross` the keys read nothing",
+            f"`{kind}` cannot be claimed with `cross`: it follows one sequence through several"
+            " layers",
             span,
             scope,
             "remove it here, and write it in the self-attention spec of each sequence",
@@ -63,13 +63,12 @@ def require_score(name: str, span: Span, scope: Scope) -> None:
 
 def require_keys(name: str, span: Span, scope: Scope) -> None:
     """Refuse an input that a score reads at the query."""
-    _refuse(_for_queries(name), span, scope, f"read it as `{name}(k)`")
+    _refuse(_for_queries(name), span, scope, f"write `{name}(k)`")
 
 
 def _for_queries(name: str) -> str:
     return (
-        f"with `cross` the input `{name}` has values for keys alone, and here it is read at a"
-        " query (`transpose` exchanges q and k)"
+        f"the input `{name}` is read at a query here, and with `cross` it has values only for keys"
     )
 
 
@@ -100,9 +99,10 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
     for leaf, name, value, sides in sided(graph, patterns):
         read = sorted(_of_keys(value)) if "q" in sides else []
         if read:
-            advice = f"read it as `{read[0]}(k)`, and outside of `transpose`"
+            how = "prefix({})" if getattr(value, "kind", "") == "length" else "{}(k)"
+            advice = f"write `{how.format(read[0])}` outside of `transpose`, which swaps q and k"
             if _marks(value):
-                advice = f"`columns({read[0]})` reads the keys that it marks"
+                advice = f"for the marked keys write `columns({read[0]})` outside of `transpose`"
             _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)
 
 

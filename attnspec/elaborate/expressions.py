@@ -34,17 +34,17 @@ T = TypeVar("T")
 
 _SETS = ("|", "&", "-", "~")
 _ALONE = {
-    "|": "`GRAPH + MECHANISM` has exact weights on the graph's pairs, the mechanism's elsewhere",
-    "&": "the statement `causal` leaves out later keys, `key_padding_mask` single ones",
+    "|": "write `GRAPH + MECHANISM`: exact weights on the graph's pairs, the mechanism's elsewhere",
+    "&": "for no later keys write the statement `causal`; for padding pass `key_padding_mask`",
     "+": "two mechanisms need heads of their own",
     "-": "a mechanism has no pairs that could be taken away",
 }
 """What to write instead of a mechanism under an operator."""
 
 
-SIZES = "a size is the same for all queries; `where(abs(q - k) <= …)` may differ between them"
-IN_GRAPH = "a named graph knows only its own parameters: write `graph {0}(…, {1})`, and pass it"
-DEFINED = "a name is a parameter, or is defined in a line above: `let {1} = …`"
+SIZES = "a size is the same for all queries; for one that differs write `where(abs(q - k) <= …)`"
+IN_GRAPH = "a named graph knows only its own parameters: write `graph {0}(…, {1})`, and pass `{1}`"
+DEFINED = "define `{1}` before its use: as a parameter, or by `let {1} = …`"
 
 # --- words ---------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ def word(node: nodes.Name, scope: Scope) -> Value:
             advice = declared if hint is None or "input " in hint else f"{hint}; or {declared}"
     if name == QUERIES:
         counts = "`m`, the number of queries, has a value only in a spec with `cross`"
-        advice = counts if advice is None else f"{advice}; {counts}"
+        advice = counts if advice is None or scope.predicate else f"{advice}; {counts}"
     elif name == SCORE or name in SCORE_FUNCTIONS:
         advice = f"`{name}` has a meaning only in a `score` statement"
     if advice is None:
@@ -121,7 +121,7 @@ def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
         raise Failed
     if name in work.pending:
         message = f"`{name}` has no value before the statement `{name} N`"
-        advice = f"use it below that statement; parameters and `{name}` itself cannot use it"
+        advice = f"write a number here, or use `{name}` below that statement"
         scope.fail("A207", message, node.span, help=advice)
     if name == "layers":
         return 1 if work.layers is None else work.layers
@@ -136,8 +136,8 @@ def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
     """What `q.row` stands for."""
     shown, grid = f"{node.base.name}.{node.attribute}", scope.work.grid
     if not scope.predicate or node.base.name not in POSITIONS:
-        message = "a coordinate is that of `q` or `k`, such as `q.row`, inside `where(…)`"
-        scope.fail("A205", message, node.span, help=SIZES)
+        message = "coordinates are those of `q` and `k`, as in `q.row`, inside `where(…)`"
+        scope.fail("A205", message, node.span, help=None if scope.predicate else SIZES)
     if grid is None:
         if "sequence" in scope.work.broken:
             raise Failed
@@ -166,7 +166,7 @@ def _in_predicates(name: str) -> str | None:
             f" `input {name}: numbers` and write `{name}(q)` or `{name}(k)`"
         )
     if _POSITION.fullmatch(name):
-        return "`q` is the position of the query, `k` that of the key; an input is read as `x(k)`"
+        return "write `q` for the query's position, `k` for the key's, `x(k)` for an input `x`"
     return None
 
 
@@ -177,7 +177,7 @@ def _in_predicates(name: str) -> str | None:
 def prefix(node: nodes.Prefix, scope: Scope) -> Value:
     """What `-x`, `~g` or `not p` stands for."""
     operand, span = meaning(node.operand, scope), node.operand.span
-    kind, stands = kind_of(operand), f"what `{node.operator}` stands before"
+    kind, stands = kind_of(operand), f"the operand of `{node.operator}`"
     if node.operator == "~":
         if kind in ("tokens", "input"):
             tokens = terms.as_tokens(operand, span, scope)
@@ -220,13 +220,13 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
             message = f"`{operator}` joins {joined}, got {ends}"
             advice = "`#` starts a comment" if operator == "//" else None
             if operator in ("+", "*", "and", "or"):
-                advice = "`|`, `&` and `-` join graphs, or token sets, and nothing joins both kinds"
+                advice = "join two graphs, or two token sets, by `|`, `&` or `-`"
             scope.fail("A312", message, span, help=advice)
     placed = list(zip(operands, (part.span for part in node.operands), strict=True))
     if "graph" not in kinds:
         sets = [terms.as_tokens(operand, span, scope) for operand, span in placed]
         return _joined(node, sets, lambda op, of: terms.token_compound(op, of, node.span, scope))
-    beside = "what stands beside a graph"
+    beside = "what is joined with a graph"
     graphs = [_graph(operand, span, scope, beside) for operand, span in placed]
     for operator, term, (_, span) in zip(node.operators, graphs[1:], placed[1:], strict=True):
         if operator == "-":
@@ -238,7 +238,7 @@ def _require_read(node: nodes.Chain, operands: Sequence[Value], scope: Scope) ->
     """Refuse an input of which a predicate does not say where it is read."""
     for operand, part in zip(operands, node.operands, strict=True):
         if isinstance(operand, InputRef):
-            message = "`where` reads an input at the query or at the key"
+            message = f"`where` cannot use the input `{operand.name}` without a position"
             scope.fail("A310", message, part.span, help=readings(operand))
 
 
@@ -271,14 +271,14 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
                 if "hybrid" in kinds or len(kinds) > 2:
                     shown = "|" if operator == "+" else operator
                     advice = f"put the whole graph into parentheses, `(A {shown} B) + M`"
-            elif "token set" in kinds:
-                advice = "`columns(T)` makes a graph of a token set"
+            elif "tokens" in kinds:
+                advice = "make a graph of the token set: `columns(T)`"
             scope.fail("A701", message, span, help=advice)
     declaration = scope.work.mechanisms[mechanism.name]
     alone = declaration.alone(dict(mechanism.arguments))
     if alone:
         able = sorted(name for name, m in scope.work.mechanisms.items() if m.combines)
-        advice = f"`GRAPH + MECHANISM` works with {', '.join(able)}; or use heads of their own"
+        advice = f"use one of {', '.join(able)}, or give the mechanism heads of its own"
         if declaration.combines:
             advice = "leave that argument out"
         message = f"`{mechanism.name}` {alone}, so it cannot be added to a graph"
@@ -316,7 +316,7 @@ def _scalar_chain(node: nodes.Chain, values: Sequence[Scalar], scope: Scope) -> 
 
 def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
     def one(part: nodes.Expression) -> Scalar:
-        value = terms.scalar(part, scope, "what stands beside `in`")
+        value = terms.scalar(part, scope, "an operand of `in`")
         terms.typed(value, "number", "in", part.span, scope)
         return value
 
@@ -329,6 +329,6 @@ def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
         case _:
             message = "`in` needs a range `a..b` or a set `{1, 2, 4}` after it"
             word = where.name if isinstance(where, nodes.Call) else ""
-            advice = f"`columns({word}(…))` is the graph" if word in TOKEN_SETS else None
+            advice = f"without `where`, write `columns({word}(…))`" if word in TOKEN_SETS else None
             scope.fail("A311", message, where.span, help=advice)
     return terms.folded(Apply(op, (value, *each(items, one))), node.span, scope)

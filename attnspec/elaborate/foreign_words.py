@@ -14,16 +14,16 @@ SYSTEMS = frozenset(
 """Systems of which `attnspec zoo` has a spec, by the first words of its name."""
 
 _MEANT = {
-    "cls": "a token set is made of positions, as in `global(first(1))` for the first one",
-    "document": "labels come with a call: declare `input document: ids`, write `same(document)`",
-    "extra": "extra tokens stand before the sequence: `first(c)` are the first c positions",
-    "relative": "`score bias()` beside `attend` adds a learned number for each distance",
+    "cls": "for the first token write `first(1)`, as in `global(first(1))`",
+    "document": "declare `input document: ids`, write `same(document)`, pass the labels in a call",
+    "extra": "for c extra tokens write `first(c)`: they come before the sequence",
+    "relative": "write the statement `score bias()`: it adds a learned number for each distance",
     "tree": "these are whole specs: `attnspec zoo tree_decoding`, `attnspec zoo tree_heap`",
     "sink": "`columns(first(c))` lets every query read the first c positions",
     "rope": ROPE,
-    "dropout": "a call takes it: `module(q, k, v, dropout_p = 0.1)`",
-    "mask": "`where(…)` takes a predicate of q and k",
-    "padding": "a call takes it: `module(q, k, v, key_padding_mask = …)`",
+    "dropout": "pass dropout in a call: `module(q, k, v, dropout_p = 0.1)`",
+    "mask": "write `where(…)` with a condition on q and k, as in `where(q >= k)`",
+    "padding": "pass padding in a call: `module(q, k, v, key_padding_mask = …)`",
     "flash": "the backend is chosen by `compile(backend=…)`; `attend full` reads every key",
 }
 _ALIASES = {
@@ -51,12 +51,12 @@ def meant(name: str, scope: Scope) -> str | None:
     the language, stands; None for other words."""
     low = name.lower()
     if low in SCORES:
-        return f"write the statement `score {low}(…)` beside `attend`; it changes scores, not pairs"
+        return f"`{low}` changes scores, not pairs: write the statement `score {low}(…)`"
     if low in NORMALIZERS:
-        return f"write the statement `normalize {low}` beside `attend`; it normalises scores"
+        return f"`{low}` normalises scores: write the statement `normalize {low}`"
     sentence = _MEANT.get(_ALIASES.get(low, low))
     if sentence is None and name in scope.module.attentions:
-        sentence = f"`{name}` is an attention; what others can use is a `graph {name}(…) = …`"
+        sentence = f"`{name}` is an attention; define its pairs as a graph, `graph NAME = …`"
     if sentence is None and low in SYSTEMS:
         sentence = f"`{low}` is a whole spec, not a graph: `attnspec zoo` lists those of its name"
     return sentence

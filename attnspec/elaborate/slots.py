@@ -130,8 +130,8 @@ def resolve(
                     "A404",
                     f"two `{what}` apply to {', '.join(slot) or 'the same heads'}",
                     ruling.span,
-                    related=(("the other one stands here", rulings[other].span),),
-                    help=f"{first}, or put one into a `layer` or `head` block: the innermost wins",
+                    related=((f"the other `{what}` is here", rulings[other].span),),
+                    help=f"{first}, or put one into a further block: the innermost block wins",
                 )
                 clashes += 1
         table[cells] = number
@@ -217,17 +217,17 @@ def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> No
     if not governed:
         return
     first, name = governed[0], governed[0].pattern
-    related = (("the hash", first.span),) if first.span else ()
+    related = ((f"`{name}` is here", first.span),) if first.span else ()
     if scale is not None:
         message = f"`{name}` has an argument `scale`, so the statement `scale` cannot be used"
-        advice = f"remove it; `{name}(scale = unit)` takes scores as they are"
+        advice = f"remove the statement; for scores without a factor write `{name}(scale = unit)`"
         work.collector.add("A708", message, scale.span, related=related, help=advice)
     mean = [leaf for leaf in governed if dict(leaf.arguments)["combine"] == "mean"]
     if len(mean) > 1:
         message = f"`combine = mean` averages the rounds of one `{name}`, and there are several"
-        advice = "write `combine = union`, or give each heads of its own"
+        advice = f"write `combine = union`, or give each `{name}` heads of its own"
         work.collector.add("A708", message, mean[1].place("combine"), help=advice)
-    related = (("the other one", first.span),) if first.span else ()
+    related = ((f"the other `{name}` is here", first.span),) if first.span else ()
     for argument in work.patterns[name].governs:  # type: ignore[attr-defined]
         for other in governed[1:]:
             if dict(other.arguments)[argument] != dict(first.arguments)[argument]:
@@ -246,9 +246,11 @@ def _check(leaf: Leaf, where: str, work: Work) -> None:
                 work.collector.add("A306", f"{wrong} in {where}", leaf.place(entry.name))
 
 
-def _misplaced(mechanism: Mechanism, work: Work, message: str, span: Span | None) -> None:
+def _misplaced(
+    mechanism: Mechanism, work: Work, message: str, span: Span | None, advice: str = ""
+) -> None:
+    advice = advice or "remove this statement, or move it to heads whose `attend` has no mechanism"
     related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
-    advice = "remove it, or move it to heads whose `attend` has no mechanism"
     work.collector.add("A705", message, span or mechanism.span, related=related, help=advice)
 
 
@@ -267,8 +269,8 @@ def _check_beside(
         _misplaced(mechanism, work, f"`normalize` {without}", normal.span)
     elif normal is not None and normal.value != "softmax":
         message = (
-            f"a graph that is added to `{mechanism.name}` has the weights of a softmax,"
-            f" not of `normalize {normal.value}`"
+            f"the graph that is added to `{mechanism.name}` is weighed by a softmax, so"
+            f" `normalize {normal.value}` cannot be used"
         )
         _misplaced(mechanism, work, message, normal.span)
 
@@ -286,4 +288,4 @@ def _check_scale(
             f"`{mechanism.name}` takes the square root of `scale`, which must be above 0, got"
             f" {factor:g}"
         )
-        _misplaced(mechanism, work, message, span)
+        _misplaced(mechanism, work, message, span, "write a `scale` above 0")

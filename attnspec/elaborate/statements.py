@@ -155,7 +155,7 @@ class Statements:
         sizes: dict[str, int] = {}
         for argument in statement.arguments:
             if argument.name is None or argument.name not in takes or sizes:
-                allowed = " and ".join(f"`{name} = …`, once" for name in takes) or "no arguments"
+                allowed = "".join(f"one argument, `{name} = …`" for name in takes) or "no arguments"
                 message = f"an input of kind `{kind}` takes {allowed}"
                 scope.fail("A302", message, argument.span)
             name, least = argument.name, takes[argument.name].least or 0
@@ -168,8 +168,8 @@ class Statements:
     def _top(self, statement: nodes.Setting, scope: Scope) -> None:
         keyword, value, work = statement.keyword, statement.value, scope.work
         if keyword in self.said:
-            first = ("the first stands here", self.said[keyword])
-            scope.fail("A406", f"`{keyword}` stands twice", statement.span, related=(first,))
+            first = (f"the first `{keyword}` is here", self.said[keyword])
+            scope.fail("A406", f"`{keyword}` is given twice", statement.span, related=(first,))
         self.said[keyword] = statement.keyword_span
         if keyword != "cross" and work.cross is not None:
             require_one_sequence(statement, scope)
@@ -206,7 +206,7 @@ class Statements:
         layers = where.layers & chosen if kind == "layer" else where.layers
         heads = where.heads & chosen if kind == "head" else where.heads
         if not layers or not heads:
-            message = f"this block covers no {kind}: the block around it is about others"
+            message = f"this block covers no {kind}: the block around it covers other {kind}s"
             scope.fail("A403", message, block.items_span, help="move it out of that block")
         before = dict(self.places)
         inner = Where(layers, heads, where.depth + 1, block.span)
@@ -267,7 +267,7 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         value = known(node, scope, f"a {kind}")
         if not 0 <= value < count:
             message = f"a {kind} must be between 0 and {count - 1}, got {value}"
-            note = f"the spec says `{kind}s {count}`; they count from 0"
+            note = f"the spec says `{kind}s {count}`; {kind}s count from 0"
             last = f"counted from the end, {value} is `{kind} {count + value}`"
             advice = last if -count <= value < 0 else None
             scope.fail("A402", message, node.span, notes=(note,), help=advice)
@@ -281,10 +281,10 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
             return words[bare]
         other = *SCALARS, *TOKEN_SETS, *words, *scope.work.patterns, *scope.module.graphs
         if bare and bare not in scope.names and bare not in other:
-            sets = f"`0`, `0..5`, `0, 2`, `even`, `odd`, `every(3)` and `all` name {kind}s"
-            advice = did_you_mean(bare, words) or f"{sets}; `{kind}` is its number in a size"
+            sets = "write `0`, `0..5`, `0, 2`, `even`, `odd`, `every(3)` or `all`"
+            advice = did_you_mean(bare, words) or sets
             if bare in _REST:
-                advice = f"an `attend` outside the blocks is for all {kind}s without their own"
+                advice = f"write an `attend` outside the blocks: it is for all other {kind}s"
             scope.fail("A201", f"`{bare}` is not defined", item.span, help=advice)
         if meant := meant_as_range(item):
             scope.fail("A307", f"a {kind} is a number, not arithmetic", item.span, help=meant)
@@ -351,8 +351,8 @@ def _require_alone(graph: Term, span: Span, scope: Scope, beside: bool = False) 
             continue
         why, place = pattern.alone(dict(leaf.arguments)), leaf.span or span
         if why and (beside or leaf is not graph):
-            message = f"`{leaf.pattern}` {why}, so it must stand alone"
-            scope.fail("A703", message, place, help="give it heads of its own")
+            message = f"`{leaf.pattern}` {why}, so it cannot be combined with anything else"
+            scope.fail("A703", message, place, help=f"give `{leaf.pattern}` heads of its own")
         if why and scope.work.causal is not None:
             related = (("the spec is causal", scope.work.causal),)
             message = f"`{leaf.pattern}` {why}, so it cannot be causal"
@@ -373,7 +373,7 @@ def _require_form(mechanism: Mechanism, scope: Scope) -> None:
         message = f"`{mechanism.name}` has no causal form: {declaration.why_not_causal}"
         related = (("the spec is causal", causal),)
         able = ", ".join(sorted(name for name, m in scope.work.mechanisms.items() if m.causal))
-        advice = f"these have one: {able}"
+        advice = f"mechanisms with a causal form: {able}"
         scope.fail("A704", message, mechanism.span, related=related, help=advice)
     why = declaration.only_causal(dict(mechanism.arguments))
     if causal is None and why:

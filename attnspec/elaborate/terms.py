@@ -40,9 +40,9 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
     if isinstance(value, InputRef) and value.kind != "tokens":
         advice = _read_by(value)
     elif kind == "graph" and got in ("tokens", "input"):
-        advice = "`global(T)`, `columns(T)` and `rows(T)` make graphs of token sets"
+        advice = "make a graph of the token set: `global(T)`, `columns(T)` or `rows(T)`"
     elif kind == "graph" and got == "mechanism":
-        advice = "a mechanism stands alone or as `GRAPH + MECHANISM`"
+        advice = "write `attend MECHANISM` or `attend GRAPH + MECHANISM`"
     elif kind == "graph" and got == "scalar":
         advice = "`full` and `window(radius = 3)` are graphs"
     elif kind == "tokens" and got in ("scalar", "list"):
@@ -54,7 +54,7 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
 def _read_by(given: InputRef) -> str:
     """What reads an input of this kind, with its name written in."""
     _, _, readers = INPUTS[given.kind][0].rpartition(": ")
-    return f"an input of kind `{given.kind}` is read by " + re.sub(r"\bx\b", given.name, readers)
+    return f"use an input of kind `{given.kind}` as " + re.sub(r"\bx\b", given.name, readers)
 
 
 def scalar(node: nodes.Expression, scope: Scope, what: str = "") -> Scalar:
@@ -124,7 +124,7 @@ def as_tokens(value: Value, span: Span, scope: Scope) -> TokenTerm:
         require(value, "tokens", span, scope)
     elif value.kind != "tokens":
         message = f"a token set is needed, got an input of kind `{value.kind}`"
-        advice = f"declare it as `tokens`; {_read_by(value)}"
+        advice = f"declare it as `tokens`, or {_read_by(value)}"
         scope.fail("A313", message, span, help=advice)
     return value  # type: ignore[return-value]
 
@@ -146,8 +146,9 @@ def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool 
     for leaf in leaves(term):
         pattern = scope.work.patterns[leaf.pattern]
         if issubclass(pattern, DataDependent) and not (by_inputs and pattern.by_inputs):
-            message = f"{chosen_text(leaf.pattern)}, so it cannot stand {where}"
-            scope.fail("A703", message, span, help="use a graph of fixed pairs there")
+            message = f"{chosen_text(leaf.pattern)}, so `{leaf.pattern}` cannot be used {where}"
+            advice = "use a graph of fixed pairs, such as `window(radius = 3)`"
+            scope.fail("A703", message, span, help=advice)
 
 
 # --- what is built -------------------------------------------------------------------------------
@@ -205,16 +206,16 @@ def spend(size: int, span: Span | None, work: Work) -> None:
     """Count what is built against the limit, so that names cannot multiply it without end."""
     work.spent += size
     if work.spent > LIMITS.term_work:
-        message = "this spec is too large when its names are written out"
+        message = "this spec is too large when its names are replaced by their definitions"
         work.collector.stop("A196", message, span)
 
 
 def _limit(item: object, most: int, what: str, span: Span | None, scope: Scope) -> None:
     weight, stop = scope.work.weights.of(item), scope.work.collector.stop
     if weight.size > most:
-        message = f"at most {most:,} {what} are allowed, names written out, got {weight.size:,}"
+        message = f"at most {most:,} {what} are allowed, got {weight.size:,} with names replaced"
         stop("A196", message, span)
     if weight.depth > LIMITS.term_depth:
         message = f"operators and patterns may be nested at most {LIMITS.term_depth} deep"
-        stop("A197", f"{message}, names written out", span)
+        stop("A197", f"{message}, with names replaced", span)
     spend(weight.size, span, scope.work)

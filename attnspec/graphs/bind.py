@@ -225,8 +225,8 @@ def beyond_formulas(name: str, value: float) -> str | None:
     """What is wrong with a number that a formula computes with, in words, or None."""
     if value and not 2.0**-100 <= abs(value) <= 2.0**100:
         return (
-            f"`{name}`, where it is not 0, must be between 2**-100 and 2**100 in size, got"
-            f" {value:g}: float32 does not hold products with it"
+            f"`{name}` must have a magnitude between 2**-100 and 2**100, unless it is 0, got"
+            f" {value:g}: products with it leave the range of float32"
         )
     return None
 
@@ -404,7 +404,7 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
 def _one_length(program: Program) -> str:
     """The way out where a grid has one size."""
     n = program.fixed_length
-    return "" if n is None else f": write n = {n}, or on the command line no `-n`"
+    return "" if n is None else f": write n = {n}, or omit `-n` on the command line"
 
 
 def situation_of(

@@ -48,7 +48,7 @@ def require_supported(n: int, graphs: int = 0) -> None:
     if n > LIMITS.positions:
         raise TooMuch(f"this analysis supports n <= {LIMITS.positions:,}, got n = {n:,}")
     if graphs > LIMITS.graphs:
-        raise TooMuch(f"its layers and heads have more than {LIMITS.graphs:,} different graphs")
+        raise TooMuch(f"the layers and heads have more than {LIMITS.graphs:,} different graphs")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def unread_text(names: Collection[str]) -> str:
     """Why pairs that depend on inputs are not known, "" where no names are given."""
     listed = ", ".join(f"`{name}`" for name in sorted(names))
     which = "input" if len(names) == 1 else "inputs"
-    return listed and f"its pairs depend on the {which} {listed}, known only in a call"
+    return listed and f"the pairs depend on the {which} {listed}, known only in a call"
 
 
 def patterns_in(graph: Term | None) -> int:
@@ -205,7 +205,7 @@ class Stack:
                         "A706",
                         chosen_text(leaf.pattern),
                         leaf.span,
-                        help="`module.pairs(q, k)` of the compiled module gives them",
+                        help="compile the spec, and call `module.pairs(q, k)` of the module",
                     )
                 )
         lengths = self.program.crossing or Crossing(n, n)
@@ -405,7 +405,7 @@ class Stack:
             pairs = patterns * n * (1 if closed else n)
             work += pairs
             if pairs > LIMITS.pairs_evaluated or work > LIMITS.pairs_passed:
-                raise TooMuch(f"it has too many pairs to list at n = {n:,}")
+                raise TooMuch(f"the graph has too many pairs to list at n = {n:,}")
 
     def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:
         """Every distinct relation of the spec at n with the first layer and head that have it.

@@ -81,7 +81,7 @@ def of_head(name: str, values: np.ndarray, head: int, heads: int | None) -> np.n
     """What an input [H or H_kv or 1, …] has for a head; `heads` None where a spec declares none."""
     count = len(values)
     if heads is not None and count and heads % count:
-        raise AttnSpecError(f"`{name}` must have 1, {heads} or as many heads as divide that")
+        raise AttnSpecError(f"the number of heads of `{name}` must divide {heads}, got {count}")
     index = 0 if count == 1 else head if heads is None else head // (heads // count)
     if not index < count:
         raise AttnSpecError(f"`{name}` has {count} heads, and head {head} is asked for")

@@ -23,8 +23,8 @@ def crossed(program: Program, n: int, m: int | None = None) -> tuple[Program, in
     if not program.cross:
         if m is not None:
             raise AttnSpecError(
-                f"`m` can be given only for a spec with `cross`, got m = {m}: in"
-                f" `{program.name}` there are as many queries as keys; leave `m` out"
+                f"`m` can be given only for a spec with `cross`, got m = {m}: `{program.name}` has"
+                " one sequence, so leave `m` out"
             )
         return program, length_of(n)
     n = length_of(n)

@@ -46,7 +46,7 @@ HEADS = "layers 5 heads 2 attend causal layer 3 {{ head 1 {{ attend {} }} }}"
         ("attend causal | lsh()", "where `lsh`"),
         ("attend topk(size = 4, blocks = 1) - window(radius = 1)", "where `topk`"),
         # neither shown nor proven
-        ("input x: ids attend same(x) & where(q // 2 >= k)", "is not checked: its pairs depend on"),
+        ("input x: ids attend same(x) & where(q // 2 >= k)", "is not checked: the pairs depend on"),
         (
             "attend lsh() & topk(size = 4, blocks = 1)",
             "is not checked: the pairs of `lsh`",

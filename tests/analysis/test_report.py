@@ -91,7 +91,7 @@ def test_specs_without_a_state_have_no_cache(text: str) -> None:
         ("attend linear()", "`linear` is a mechanism, which has no pairs"),
         (
             "input marked: tokens attend global(marked)",
-            "its pairs depend on the input `marked`, known only in a call",
+            "the pairs depend on the input `marked`, known only in a call",
         ),
     ],
 )

@@ -32,7 +32,7 @@ class Same(Relation):
 
     name: ClassVar = "same"
     one_sequence: ClassVar = (
-        "compares the labels of queries with those of keys, and inputs belong to the keys"
+        "compares labels of queries and keys, and inputs have values only for keys"
     )
     reads_itself: ClassVar = True
     symmetric: ClassVar = True

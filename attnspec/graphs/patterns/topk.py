@@ -91,9 +91,9 @@ class TopK(DataDependent):
     @classmethod
     def not_across(cls, given: Mapping[str, object]) -> str:
         if isinstance(given.get("score"), InputRef):
-            return "has a `score` input, which has no values for queries there: leave `score` out"
+            return "has a `score` input, whose values are those of one sequence; remove `score`"
         if (given.get("queries") or given.get("size") or 1) != 1:
-            return "chooses for blocks of positions that are queries and keys: write `queries = 1`"
+            return "makes one choice for blocks of several queries; write `queries = 1`"
         return ""
 
     @property
