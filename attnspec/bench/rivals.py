@@ -209,7 +209,7 @@ def _masked(problem: Problem) -> Attention:
         )
     n, size = problem.n, problem.n**2 * len(problem.works)
     if n > LIMITS.mask or size > LIMITS.mask_bytes:
-        raise Refused(f"its masks take {size / 2**30:,.1f} GiB, one at most is built")
+        raise Refused(f"its masks take {size / 2**30:,.1f} GiB, and the limit is 1 GiB")
     inputs = {name: x.numpy() for name, x in problem.sample.items()}
     masks = torch.empty(len(problem.works), n, n, dtype=torch.bool)
     for mask, (_, heads) in zip(masks, problem.works, strict=True):
@@ -233,7 +233,7 @@ def _flex(problem: Problem) -> Attention:
     if setting.backward:
         raise Refused("FlexAttention has no backward on the CPU")
     if problem.decided:
-        raise Refused("the pairs are chosen in each call, and its block mask is made before")
+        raise Refused("its block mask is made before a call, and the pairs are chosen in each call")
     if problem.n > LIMITS.mask:
         raise Refused(f"its block mask is made up to n = {LIMITS.mask:,} here")
     from torch.nn.attention.flex_attention import flex_attention

@@ -112,4 +112,4 @@ def command(
             text = console.styled(page(reports[0], only) if one else table(reports, only))
     console.result(text)
     if advice and not as_json:
-        console.say(f"note: of one sample more is known: for example {advice}")
+        console.say(f"note: for the figures of one sample give its inputs, for example {advice}")

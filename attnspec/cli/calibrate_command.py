@@ -70,7 +70,7 @@ def command(device: str, shows: bool, resets: bool, as_json: bool) -> None:
         return
     if path is None:
         why = f"{VARIABLE} is empty" if VARIABLE in os.environ else "there is no home folder"
-        raise click.UsageError(f"there is no file for this machine's rates: {why}")
+        raise click.UsageError(f"no file can hold rates, since {why}: set {VARIABLE} to a path")
     if resets:
         _reset(path, as_json)
         return

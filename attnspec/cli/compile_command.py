@@ -29,8 +29,8 @@ TYPICAL_LENGTH = 4096
 """Where the messages say what is chosen; a module chooses anew at every length."""
 
 ALONE = (
-    "chosen: what stands in the file, at every length",
-    "because: --standalone asks for a file that needs torch alone, and such a one plans nothing",
+    "chosen: the code in the file, at every length",
+    "because: a file of --standalone needs only torch, and has no planner to choose a backend",
 )
 """What the messages say instead of a file that stands alone."""
 

@@ -31,7 +31,7 @@ def write_result(
         if before == _bytes(content):
             return
         if not is_ours(before):
-            words = "holds something else (--force writes over it)"
+            words = "has other content already (--force overwrites it)"
             raise FileExistsError(errno.EEXIST, words, path)
     replace_file(target, content)
 

@@ -103,7 +103,7 @@ def command(
     travels = {"--key-heads": key_heads, "--input": inputs, "--link": link, "--speed": speed}
     for option, value in travels.items():
         if value:
-            raise click.UsageError(f"{option} is about what travels: give --devices, too")
+            raise click.UsageError(f"{option} works only with --devices: add --devices P")
     with fitting():
         plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)
     console.answer(as_json, plan.to_dict(), str(plan))

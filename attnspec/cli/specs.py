@@ -52,7 +52,7 @@ def _of_zoo(name: str) -> Source:
         bare = name.removesuffix(".attn")
         advice = f"`{bare}`, without the ending, is the spec of the zoo" if bare in texts else None
     else:
-        message += ", nor a spec of the zoo of this name"
+        message = f"an existing file is required, {name} is neither a file nor a spec of the zoo"
         # what stands in the folder is meant rather than what only looks alike
         beside = f"did you mean `{name}.attn`?" if os.path.isfile(f"{name}.attn") else None
         advice = beside or did_you_mean(name, texts) or "`attnspec zoo` lists its names"

@@ -105,7 +105,7 @@ def command(
         n = length_of(loaded.program, length, DEFAULT_LENGTH)
         verify_running(ctx, factory, loaded, n, inputs, seconds, as_json)
     if inputs:
-        raise click.UsageError("--input is for --model: inputs of a SPEC alone are drawn")
+        raise click.UsageError("--input needs --model: otherwise inputs are drawn at random")
     verification = _verified(spec, name, parameters, backend, length, queries)
     console.answer(as_json, verification.to_dict(), str(verification))
     ctx.exit(0 if verification.ok else WRONG_SPEC)

@@ -42,7 +42,7 @@ def command(
     if wanted not in texts:
         message = f"the zoo has no spec {name!r}"
         hint = hinted(message, wanted, texts)
-        raise click.UsageError(hint if hint != message else f"{message}; `attnspec zoo` lists it")
+        raise click.UsageError(hint if hint != message else f"{message}; `attnspec zoo` lists all")
     if output is not None:
         write_result(output, texts[wanted], force=force)
         console.say(f"wrote {output}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnspec.analysis.counting.figures import head_counts
 from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.graphs.stack import Stack, TooMuch
-from attnspec.integrations.model_advice import of_bias
+from attnspec.integrations.model_advice import CROSS, of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
@@ -311,7 +311,8 @@ def _require_bias(program: Program, module: nn.Module) -> None:
         sizes = [(each.get("buckets"), each.get("max_distance")) for each in biases]
         if len(attend.scores) != 1 or sizes != [wanted]:
             raise AttnSpecError(
-                f"`{program.name}` must have the bias of the model alone: {of_bias(module)}"
+                f"the bias of the model must be the only score of `{program.name}`: "
+                + of_bias(module).removesuffix(f"; {CROSS}")
             )
 
 

@@ -39,8 +39,8 @@ _OTHERS = {
 }
 
 PACKED = (
-    "describe them in the spec by `input document: ids` and `same(document)`, with `causal` if the"
-    " model is"
+    "describe the documents in the spec by `input document: ids` and `same(document)`, with"
+    " `causal` if the model is causal"
 )
 """The way out where several documents are packed into one sequence."""
 
@@ -63,8 +63,8 @@ def of_bias(module: nn.Module) -> str:
     if buckets is None or farthest is None:
         return OWN
     return (
-        f"write `score bias(buckets = {buckets}, max_distance = {farthest})` in the spec, which"
-        f" `convert` gives the model's table; {CROSS}"
+        f"write `score bias(buckets = {buckets}, max_distance = {farthest})` in the spec,"
+        f" and `convert` fills in the model's table; {CROSS}"
     )
 
 

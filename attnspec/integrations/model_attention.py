@@ -171,8 +171,8 @@ class ModelAttention:
         if cached is not None:
             if dropout > 0:
                 raise AttnSpecError(
-                    f"`{self.program.name}` goes on from a state, which knows no dropout:"
-                    " `model.eval()`, or pass `past_key_values = DynamicCache()`"
+                    f"`{self.program.name}` continues from a `SpecCache`, which applies no dropout:"
+                    " call `model.eval()`, or pass `past_key_values = DynamicCache()`"
                 )
             output = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
@@ -317,9 +317,9 @@ class ModelAttention:
             raise AttnSpecError(leaks(self.program, why))
         if _reads_ahead(place) and offset:
             raise AttnSpecError(
-                f"`{self.program.name}` reads later positions, and whether rows that a cache holds"
-                " are done goes by their pairs, which a traced program does not have: call the"
-                " model untraced"
+                f"`{self.program.name}` reads later positions, so that rows in the cache may be"
+                " incomplete, and a traced program cannot check this: call the model without"
+                " tracing"
             )
         facts = ModelMask("causal", 1, offset, 1, 0, torch.ones(1, 1) if padded else None)
         self._require_same_rows(facts, layer, heads, place)
@@ -345,16 +345,16 @@ class ModelAttention:
         if mask.left_padded and self._absolute:
             self.warn_once(
                 "padding on the left",
-                f"`{name}` names positions or draws by them, and they count from the padding, so "
-                f"that the first tokens are not those of the text: {COUNTS_REAL}",
+                f"`{name}` names positions or draws by them, and padding on the left shifts the "
+                f"positions of all tokens: {COUNTS_REAL}",
             )
         # the order of positions stays, whatever is between them
         ordered = all(leaf.pattern in ("full", "causal") for leaf in self._leaves)
         if mask.parted and not ordered:
             self.warn_once(
                 "padding in between",
-                f"`{name}` reads by distances or positions, and padding between tokens counts, so "
-                f"that rows behind it are others than those of the sample alone: {COUNTS_REAL}",
+                f"`{name}` reads by distances or positions, and padding between tokens shifts the "
+                f"positions of the tokens after it: {COUNTS_REAL}",
             )
 
     def warn_once(self, about: str, words: str) -> None:
@@ -447,8 +447,8 @@ class ModelAttention:
         spec that joins two."""
         if self.program.cross:
             raise AttnSpecError(
-                f"this layer is self-attention, and `{self.program.name}` has `cross`:"
-                " `convert(model, cross=spec)` gives it to the cross-attention of a decoder"
+                f"`{self.program.name}` has `cross`, and self-attention needs a spec without it:"
+                " `convert(model, cross=spec)` gives the spec to the cross-attention of a decoder"
             )
         if module is None:
             return
@@ -456,8 +456,8 @@ class ModelAttention:
             raise self._crossing("")
         if decodes(module) and place_of(module) is None:
             raise AttnSpecError(
-                f"this decoder also has cross-attention, which would use `{self.program.name}`"
-                f" as well, a spec of one sequence: {CROSS}"
+                "this decoder also has cross-attention, which would use the same spec, and"
+                f" `{self.program.name}` is a spec of one sequence: {CROSS}"
             )
 
     def _crossing(self, lengths: str) -> AttnSpecError:
@@ -537,10 +537,10 @@ class ModelAttention:
             return int(layer or 0)
         if layer is None and layers > 1:
             raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, and {type(module).__name__} does not"
-                " know which one it is (it has no `layer_idx`): leave `layers` out, for one pattern"
+                f"`{self.program.name}` has {layers} layers, and {type(module).__name__} has no"
+                " `layer_idx` to choose among them: remove `layers` from the spec, for one pattern"
                 " in every layer"
-                + (", or use `convert(model, spec)`, which counts them" if place is None else "")
+                + (", or use `convert(model, spec)`, which numbers all" if place is None else "")
             )
         if layer is not None and layer >= layers:
             wanted = count or layer + 1
@@ -623,7 +623,7 @@ class ModelAttention:
             )
         else:
             self.warn_once(
-                "packed documents", f"{count}, which read each other by `{name}`: {PACKED}"
+                "packed documents", f"{count}, and `{name}` lets them read each other: {PACKED}"
             )
 
     def inputs_of(
@@ -642,15 +642,15 @@ class ModelAttention:
         if self.standing is None:
             names = ", ".join(f"`{name}`" for name in declared)
             raise AttnSpecError(
-                f"`{self.program.name}` needs its inputs {names}: give the model "
-                "`attnspec_inputs={input: tensor}`, or call it, `generate` too, "
+                f"`{self.program.name}` needs its inputs {names}: pass "
+                "`attnspec_inputs={input: tensor}` to the model, or call the model or `generate` "
                 "under `with_inputs(name, {input: tensor})`"
             )
         for name in self.standing:
             if declared.get(name) == "length" and mask.q_offset and not _reads_ahead(place):
                 raise AttnSpecError(
-                    f"the length `{name}` changes with every token that is written, one that "
-                    "stands cannot: give `attnspec_inputs` in calls of the model itself"
+                    f"the length `{name}` grows with every generated token, and `with_inputs` "
+                    "keeps it fixed: pass `attnspec_inputs` in calls of the model itself"
                 )
             if declared.get(name) == "choices" and mask.offset is not None and is_recorded():
                 raise AttnSpecError(

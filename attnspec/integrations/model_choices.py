@@ -82,7 +82,7 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
             what = f"`normalize {wrong[0]}`" if wrong else "a mechanism"
             raise AttnSpecError(
                 f"the model passes `{SINK}`, an extra logit of a softmax, and `{program.name}` has"
-                f" {what}: leave that out of the spec, or keep the model's own attention"
+                f" {what}: write a graph and no `normalize`, or keep the model's own attention"
             )
         attends = tuple(replace(attend, normalize="softmax") for attend in program.attends)
         program = replace(program, attends=attends)
@@ -102,8 +102,8 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
 def _cut(name: str, attend: Attend) -> Attend:
     if attend.graph is None or attend.mechanism is not None:
         raise AttnSpecError(
-            f"the model chooses which keys a query reads, and `{name}` has a mechanism, which reads"
-            " all: write a graph, such as `full`"
+            f"the model chooses which keys a query reads, and the mechanism of `{name}` reads every"
+            " key: write a graph in place of the mechanism, such as `attend full`"
         )
     chosen = Leaf("chosen", (("choices", InputRef(INPUT, "choices")),))
     return replace(attend, graph=Compound("&", (attend.graph, chosen)))

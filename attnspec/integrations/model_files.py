@@ -103,8 +103,8 @@ def _loading(method: Any) -> Any:
             return loaded(kind, path, *arguments, **settings)[0]
         except AttnSpecError as error:
             warnings.warn(
-                f"{path} was saved with a sparse attention and is loaded with its own, so that its"
-                f" outputs are others: {error}",
+                f"the model in {path} was saved with sparse attention and is now loaded with its"
+                f" original attention, so that its outputs differ: {error}",
                 stacklevel=2,
             )
             return method(kind, path, *arguments, **settings)

@@ -131,9 +131,9 @@ class NoTensorError(AttnSpecError, AttributeError):
 
 def _no_tensor(used: str) -> NoTensorError:
     return NoTensorError(
-        f"this layer computes attention in its own code, from {used} of a mask, which a spec does"
-        " not make: load the model with its own attention (`used_by` shows which layers could use"
-        " a spec)"
+        f"this layer computes attention in its own code and needs {used} of a mask, which a spec"
+        " does not make: load the model with its own attention (`used_by` shows which layers could"
+        " use a spec)"
     )
 
 
@@ -153,8 +153,8 @@ def model_mask(**asked: Any) -> ModelMask | Tensor:
     if is_recorded(attention_mask):
         if indexed:
             raise AttnSpecError(
-                "layers that choose keys by themselves go by numbers, which a traced program does"
-                " not have: call the model untraced"
+                "layers that choose keys need the values of tensors, which a traced program does"
+                " not have: call the model without tracing"
             )
         return _traced(asked)
     # with a static cache this is a view of a counter that moves on before the attention runs

@@ -67,7 +67,7 @@ def layers_of(
         both = getattr(getattr(part, "config", None), "is_encoder_decoder", False)
         raise AttnSpecError(
             f"{kind} has several stacks of attention layers, {_listed(chosen)}: choose one by"
-            f' `only=` or `skip=`, as in `only="{example}"`' + (f"; {CROSS}" if both else "")
+            f' `only=` or `skip=`, as in `only="{example}"`' + (f", or {CROSS}" if both else "")
         )
     return chosen
 

@@ -69,9 +69,9 @@ class Explanation:
             text = f"the {self.pairs:,} pairs of the mask at n = {self.n:,}; True = attends"
         else:
             text = (
-                f"nothing shorter than the mask is equal to it; nearest, at n = {self.n:,}:"
-                f" {self.only_in_spec.count:,} pairs too many and"
-                f" {self.only_in_mask.count:,} too few, of {self.pairs:,}; True = attends"
+                f"no short spec was found with just the {self.pairs:,} pairs of the mask; the"
+                f" nearest has {self.only_in_spec.count:,} too many, lacks"
+                f" {self.only_in_mask.count:,}, at n = {self.n:,}; True = attends"
             )
         for what, side in (("spec", self.only_in_spec), ("mask", self.only_in_mask)):
             if side:
@@ -121,8 +121,8 @@ def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
     n = int(shape[-1])
     if shape[-2] != n:
         raise AttnSpecError(
-            f"a mask [n, n] is needed, got {list(shape)}: of m queries and n keys no spec is looked"
-            " for; one that says `cross` is held against a mask by `spec.compare(mask)`"
+            f"a mask [n, n] is needed, got {list(shape)}: no spec with `cross` is looked for; to"
+            " compare one that you wrote with this mask, call `spec.compare(mask)`"
         )
     if n > LONGEST:
         raise AttnSpecError(
@@ -132,7 +132,8 @@ def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
     if any(count != 1 for count in shape[:-2]):
         first = ", ".join("0" for _ in shape[:-2])
         raise AttnSpecError(
-            f"one head of one sample is explained at a time, got {list(shape)}: `mask[{first}]`"
+            f"one head of one sample is explained at a time, got {list(shape)}:"
+            f" pass `mask[{first}]`"
         )
     pairs = np.asarray(given_mask(mask, (n, n), 1)[0])
     shortest = _shortest(pairs)

@@ -96,10 +96,10 @@ class Refused:
 
 
 _INDEXER = (
-    "has the layers choose keys by an indexer of their own: `convert(model, spec)` reads what it"
-    " chose within a spec, and `chosen(x)` in a spec takes choices as an input"
+    "makes layers choose keys by an indexer; `convert(model, spec)` keeps the model's choices"
+    " within a spec, and `chosen(x)` in a spec takes choices as an input"
 )
-_UNREAD = "is not what transformers' model of this type computes, which does not read the field"
+_UNREAD = "is ignored by transformers' model of this type; remove it from the config"
 _A_TABLE = "adds numbers of a learned table of two-dimensional distances to scores"
 
 _REFUSED = (
@@ -112,7 +112,7 @@ _REFUSED = (
     ),
     Refused(
         "use_bidirectional_attention",
-        "is read by some of transformers' implementations of attention alone",
+        "is honoured by only some of transformers' attention implementations",
         ("gemma", "gemma2", "gemma3", "gemma3n_text"),
         unless=("paligemma",),
     ),
@@ -120,8 +120,7 @@ _REFUSED = (
     Refused("use_shared_relative_position_bias", _A_TABLE, ("beit",)),
     Refused(
         "alibi",
-        "adds numbers rounded to bfloat16 to scores, and twice in one of transformers'"
-        " implementations",
+        "adds to scores a bias rounded to bfloat16, which no spec describes",
         ("falcon",),
     ),
     Refused("attn_config.alibi", _UNREAD, ("mpt",), (True,)),
@@ -265,10 +264,11 @@ def _as_its_class_reads_it(config: object) -> object:
 def _require_sayable(config: Config, within: str = "") -> None:
     """Refuse fields that no spec says."""
     if config.layers_differ:
-        raise AttnSpecError("`per_layer_config` gives layers other fields, which are not read here")
+        raise AttnSpecError("`per_layer_config`, fields of single layers, cannot become a spec")
     for rule in _REFUSED:
         if rule.applies(config, within):
-            raise AttnSpecError(f"`{rule.name} = {config.get(rule.name)}` {rule.why}")
+            setting = f"`{rule.name} = {config.get(rule.name)}`"
+            raise AttnSpecError(f"a config with {setting} is refused: this field {rule.why}")
 
 
 def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
@@ -276,8 +276,10 @@ def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
     if kind in _OF_TWO:
         layers = _OF_TWO[kind](config, _stack(kind, part))
     elif part is not None:
-        why = "has one stack of layers" if kind in _KNOWN else "is not known here"
-        raise AttnSpecError(f"`{kind}` {why}: `part = {part!r}` is for types with two known stacks")
+        why = "has one stack of layers" if kind in _KNOWN else "is not known"
+        raise AttnSpecError(
+            f"`part` is for known encoder-decoders; `{kind}` {why}: leave `part` out"
+        )
     elif kind in _OWN:
         layers = _OWN[kind](config)
     else:
@@ -301,8 +303,8 @@ def _reads_back(config: Config, causal: bool | None) -> bool:
         return causal
     if kind not in _CAUSAL | _BOTH_WAYS:
         message = (
-            f"the model type {kind!r} is not known here: say `causal = True` or False if its layers"
-            " are what `layer_types` and `sliding_window` say"
+            f"the model type {kind!r} is not known; pass `causal=True` or `causal=False` if"
+            " `layer_types` and `sliding_window` describe its layers"
         )
         if config.has_a_class:  # no misspelling
             raise AttnSpecError(message)
@@ -324,8 +326,8 @@ def _require_direction(config: Config, back: bool) -> None:
     if says is not None and bool(says) is not back:
         reads = "no later token" if back else "both ways"
         raise AttnSpecError(
-            f"`is_causal = {says}`: layers of `{config.kind}` read {reads}, and transformers"
-            " does not honour it in each implementation, or with other scores"
+            f"layers of `{config.kind}` read {reads}, and not every implementation of transformers"
+            f" honours `is_causal = {says}`, or keeps the scores with it: leave `is_causal` out"
         )
 
 
@@ -343,13 +345,14 @@ def _types(config: Config) -> list[str]:
         types = ["full_attention" if window is None else "sliding_attention"] * count
     if len(types) != count:
         raise AttnSpecError(
-            f"`layer_types` has {len(types)} entries, and the config {count} layers: one each"
+            f"`layer_types` has {len(types)} entries, and the config {count} layers: write one"
+            " entry for each layer"
         )
     for each in types:
         if each not in ("full_attention", "sliding_attention", "chunked_attention"):
             raise AttnSpecError(
-                f"layers of the type `{each}` cannot be a spec: their own parts choose what they"
-                " read, or they have no scores"
+                f"layers of the type `{each}` cannot become a spec: only full, sliding and chunked"
+                " attention can"
             )
     return list(types)
 
@@ -428,7 +431,7 @@ def _inside(whole: Config, text: Config, layers: Layers, causal: bool | None) ->
     if kind == "gemma3":
         if not layers.causal:
             raise AttnSpecError(
-                "`is_causal = False`: layers of `gemma3` read images that way alone"
+                "layers of `gemma3` read both ways only in images: leave `is_causal = False` out"
             )
         return _with_images(text, layers)
     if kind not in _PLAIN_TEXTS | {"paligemma"} and causal is None:
@@ -479,7 +482,8 @@ def _longformer(config: Config) -> Layers:
     count, window = _count_of(config), config.get("attention_window", 512)
     windows = [window] * count if isinstance(window, int) else list(window)
     if len(windows) != count or any(size % 2 or size < 2 for size in windows):
-        raise AttnSpecError(f"`attention_window` must be even, one for each layer, got {window!r}")
+        must = "must be an even number from 2 on, or one for each layer in a list"
+        raise AttnSpecError(f"`attention_window` {must}, got {window!r}")
     attends = tuple(f"window(radius = {size // 2}) | global(important)" for size in windows)
     return Layers(attends, False, ("important: tokens",))
 
@@ -489,7 +493,7 @@ def _big_bird(config: Config) -> Layers:
     if config.get("attention_type") == "original_full":
         return Layers(("full",) * count, bool(config.get("is_decoder")))
     if config.get("is_decoder"):
-        raise AttnSpecError("transformers has no block-sparse BigBird as a decoder")
+        raise AttnSpecError("a BigBird decoder must have `attention_type = 'original_full'`")
     size, blocks = _size(config, "block_size"), _size(config, "num_random_blocks")
     near = f"block(size = {size}, before = 1, after = 1)"
     ends = f"global(first({size}) | last({size}))"
@@ -564,8 +568,8 @@ def _t5(config: Config, stack: str) -> Layers:
     local = config.get("encoder_attention_type") == "local"
     if stack == "encoder" and config.kind == "longt5" and not local:
         raise AttnSpecError(
-            "LongT5's transient-global attention reads sums of blocks beside tokens; its local"
-            " encoder is a spec"
+            "LongT5's transient-global attention also reads sums of blocks, which no spec"
+            " describes; only `encoder_attention_type = 'local'` can become a spec"
         )
     heads = f"heads {_size(config, 'num_heads')}"
     lines = (heads, "scale 1", f"score bias(buckets = {buckets}, max_distance = {distance})")

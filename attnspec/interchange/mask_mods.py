@@ -54,14 +54,14 @@ def from_mask_mod(
     if not callable(mask_mod):
         raise TypeError(
             f"a function of (b, h, q, k) is needed, got {type(mask_mod).__name__}"
-            + (", whose rule attnspec.explain_mask looks for" if hasattr(mask_mod, "shape") else "")
+            + (": for a tensor call `attnspec.explain_mask`" if hasattr(mask_mod, "shape") else "")
         )
     called, captured = reading_captured(mask_mod, name, "mask")
     taken = _arguments(mask_mod)
     if taken == 5:
         raise AttnSpecError(
-            f"`{called}` takes five arguments, as a function of scores does; a mask takes (b, h,"
-            " q, k): attnspec.from_score_mod reads functions of scores"
+            f"`{called}` takes five arguments, as a score_mod does, and a mask_mod takes four,"
+            " (b, h, q, k): for a score_mod call `attnspec.from_score_mod`"
         )
     if taken in (1, 2, 3):
         raise AttnSpecError(
@@ -131,7 +131,7 @@ def written_as(
 def require_positions(term: Term) -> None:
     """Raise where a predicate asks which sample of the batch it is in."""
     if any("b" in _asked(value) for leaf in leaves(term) for _, value in leaf.arguments):
-        raise UntracedError("pairs depend on the number of the sample in the batch")
+        raise UntracedError("its pairs depend on the sample's index; read a tensor at [b] instead")
 
 
 def _asked(value: object) -> tuple[str, ...]:
@@ -237,10 +237,10 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
                 if len(differ):
                     q, k = differ[0].tolist()
                     raise AttnSpecError(
-                        f"`{spec.name}` is not the mask: at n = {n:,} in head {head}"
-                        f" the function says {bool(meant[q, k])} of query {q} and key {k}, what was"
-                        " recorded of it the contrary; it may decide by something else than its"
-                        " arguments"
+                        f"the spec found for `{spec.name}` is not its mask: at n = {n:,} in head"
+                        f" {head} the function says {bool(meant[q, k])} for query {q} and key {k},"
+                        " and the spec the opposite; the function may depend on something besides"
+                        " its arguments"
                     )
 
 

@@ -105,6 +105,6 @@ def _hold(
     weights = spec.compile("dense")(q, k, values, inputs=inputs or None)
     if (weights - meant.softmax(-1).nan_to_num(0.0)).abs().max() > CLOSE:
         raise AttnSpecError(
-            f"`{spec.name}` is not the score: at n = {n:,} its weights differ from the function's,"
-            " which may decide by something else than its arguments"
+            f"the spec found for `{spec.name}` is not its score: their weights differ at"
+            f" n = {n:,}; the function may depend on something besides its arguments"
         )

@@ -164,7 +164,7 @@ class Traced(Tensor):
         called = func.overloadpacket.__name__
         name = called.removesuffix("_")
         if name not in _OPERATIONS:
-            raise UntracedError(_REFUSED.get(name, f"it computes `torch.{name}`"))
+            raise UntracedError(_REFUSED.get(name, f"specs have nothing like `torch.{name}`"))
         result = _OPERATIONS[name](*args, **(kwargs or {}))
         if called == name or called.startswith("__"):
             return result
@@ -211,7 +211,7 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
         return result
     if not isinstance(result, Tensor) or result.dtype != torch.bool or result.dim():
         tensor = isinstance(result, Tensor)
-        what = f"{result.dtype} {list(result.shape)}" if tensor else type(result).__name__
+        what = f"a {result.dtype} tensor {list(result.shape)}" if tensor else type(result).__name__
         score = tensor and result.dtype.is_floating_point and not result.dim()
         hint = "; if it is an additive mask, 0 or -inf, return `mask == 0`" if score else ""
         raise UntracedError(f"it must return one boolean for a pair, and returns {what}{hint}")
@@ -250,7 +250,7 @@ def graph(said: Said) -> Term:
     """A predicate as a graph: what reads inputs is a pattern of its own, as far as conditions are
     joined by `and`, `or` and `not`."""
     if isinstance(said, Cases):
-        raise UntracedError("a number stands where a condition is needed")
+        raise UntracedError("it uses a number as a condition; compare the number, as in `x != 0`")
     read = entries(said)
     if not read:
         return Leaf("where", (("predicate", said),))
@@ -314,8 +314,8 @@ def _said(value: Any) -> Said:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise UntracedError(
-                f"a captured tensor {list(value.shape)} is computed with as a whole; read it at"
-                " [q], [k], [b] or [h], or ask torch.isin(q, tensor) for one of its numbers"
+                f"it computes with a captured tensor {list(value.shape)} as a whole; read the"
+                " tensor at [q], [k], [b] or [h], or write `torch.isin(q, tensor)`"
             )
         number: Scalar = value.item()
         return number
@@ -356,9 +356,10 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         places, ranges = _places(value) if kind.is_floating_point else 0, _ranges(value)
         below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
         if places is None or below or reach_of(value, ranges) * 2**places > most:
+            longer = "convert the operands by `.long()` or `.double()`, and multiply, not divide"
+            advice = "use smaller numbers" if kind in (torch.int64, torch.float64) else longer
             raise UntracedError(
-                f"it computes with {kind}, which rounds or overflows where specs do not: make the"
-                " tensors that it reads `.double()` or `.long()`, and multiply instead of dividing"
+                f"it computes in {kind}, where its numbers may be rounded or overflow; {advice}"
             )
 
 
@@ -410,7 +411,7 @@ def _numeric(op: str, *args: Any) -> Traced:
     asked = op in TRUTHS
     if kind == torch.bool and not asked:
         if op not in _OF_CONDITIONS:
-            raise UntracedError("it computes with conditions as with numbers; use torch.where")
+            raise UntracedError("it does arithmetic with conditions; use torch.where")
         return _joined(_OF_CONDITIONS[op], *args)
     if op == "/" and not kind.is_floating_point:
         kind = torch.get_default_dtype()
@@ -496,13 +497,13 @@ def _joined(op: str, first: Any, second: Any) -> Traced:
     """`and` or `or` of predicates."""
     for value in (first, second):
         if isinstance(value, Tensor) and value.dtype != torch.bool:
-            raise UntracedError("`&`, `|` and `^` of numbers, bit by bit")
+            raise UntracedError("it joins numbers bit by bit by `&`, `|` or `^`; join conditions")
     return Traced(applied(op, (_said(first), _said(second))), torch.bool)  # type: ignore[arg-type]
 
 
 def _not(value: Any) -> Traced:
     if value.dtype != torch.bool:
-        raise UntracedError("`~` of a number, bit by bit")
+        raise UntracedError("it inverts a number bit by bit by `~`; invert a condition")
     return Traced(negated(_said(value)), torch.bool)  # type: ignore[arg-type]
 
 
@@ -544,7 +545,7 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
 
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
     if rounding_mode == "trunc":
-        return _natural("//", "it divides towards zero", "use `//`", first, second)
+        return _natural("//", "it rounds", "use `//`", first, second)
     return _numeric("/" if rounding_mode is None else "//", first, second)
 
 
@@ -552,11 +553,11 @@ def _natural(op: str, what: str, instead: str, *values: Any) -> Traced:
     """An operation of which torch and specs make different things where a number is negative."""
     numbers = [number for value in values for _, number in _each(_cases(value))]
     if not all(bounds(number, _ranges(number))[0] >= 0 for number in numbers):
-        raise UntracedError(f"{what} what may be negative; {instead}")
+        raise UntracedError(f"{what} a number that may be negative towards zero; {instead}")
     return _numeric(op, *values)
 
 
-_cut_off = partial(_natural, "floor", "it cuts a real number off, of", "use `.floor()` or `//`")
+_cut_off = partial(_natural, "floor", "it rounds", "use `.floor()` or `//`")
 
 
 # --- constants in a tensor -----------------------------------------------------------------------
@@ -567,8 +568,8 @@ def _listed(what: str, tensor: Any) -> list[int | float]:
     traced = isinstance(tensor, Traced)
     if traced or not isinstance(tensor, Tensor) or tensor.numel() > MOST_LISTED:
         raise UntracedError(
-            f"{what} takes a captured tensor of at most {MOST_LISTED} numbers here; more are an"
-            " input, one boolean for each position, read at [q] or [k]"
+            f"{what} takes a captured tensor of at most {MOST_LISTED} numbers here; instead make"
+            " a boolean tensor with one entry for each position, and read that at [q] or [k]"
         )
     numbers: list[int | float] = tensor.flatten().tolist()
     return numbers
@@ -661,7 +662,7 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
-    "fmod": partial(_natural, "%", "it computes `torch.fmod` of", "use `%`"),
+    "fmod": partial(_natural, "%", "it computes `torch.fmod`, which rounds", "use `%`"),
     "isin": _isin,
     "bucketize": _bucketed,
     "searchsorted": lambda limits, x, right=False, **rest: _bucketed(x, limits, right),
@@ -733,8 +734,8 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
         return _of_head(captured, tensor)
     if sorted(names[-2:]) == ["k", "q"]:
         raise UntracedError(
-            f"it looks pairs up in a captured mask {shape}, which is not a rule;"
-            " attnspec.explain_mask(mask) looks for one"
+            f"it looks pairs up in a captured mask {shape}, where a spec needs a rule;"
+            " `attnspec.explain_mask(mask)` looks for the rule"
         )
     at = ", ".join(map(_shown, parts))
     raise UntracedError(
@@ -794,7 +795,7 @@ def _of_head(captured: Captured, tensor: Tensor) -> Traced:
     if len(tensor) > MOST_CASES or tensor.dtype.is_complex:
         raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
     if captured.heads not in (None, len(tensor)):
-        raise UntracedError(f"tables of {captured.heads} and of {len(tensor)} heads are read")
+        raise UntracedError(f"it reads tables of {captured.heads} and {len(tensor)} heads at [h]")
     captured.heads, head = len(tensor), Symbol("head")
     table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
     if tensor.dtype == torch.bool:
@@ -808,9 +809,9 @@ def _length(captured: Captured, tensor: Tensor) -> Traced:
     kind = tensor.dtype
     if kind == torch.bool or kind.is_floating_point or kind.is_complex:
         raise UntracedError(
-            f"`{captured.name_of(tensor)}` {list(tensor.shape)} has {kind} for each sample: a spec"
-            " reads whole numbers there, an input of kind `length`; for a mark of a sample give the"
-            " number of its positions, or 0"
+            f"`{captured.name_of(tensor)}` {list(tensor.shape)} of {kind} is read at [b], where a"
+            " spec reads a length, an integer for each sample; for a flag of a sample write"
+            " `k < lengths[b]`, with n for True and 0 for False"
         )
     if tensor.numel() and int(tensor.min()) < 0:
         raise UntracedError(f"`{captured.name_of(tensor)}` has a length below 0")

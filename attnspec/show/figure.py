@@ -111,7 +111,7 @@ def figure(
         how = "--layer and --head choose" if layer is None else "--head chooses one"
         footer.append(f"not drawn: {places(rest, every)}; {how}")
     if any(isinstance(group.relation, WrittenPairs) for group in groups):
-        footer.append("a sample: what random queries and keys decide, the same ones every time")
+        footer.append("a sample: pairs that random queries and keys choose, the same each time")
     if layer is not None:
         footer.extend(other_layers(spec, layer))
     name, about = header(spec, n, layer, head)

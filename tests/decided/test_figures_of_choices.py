@@ -122,7 +122,7 @@ def test_a_picture_is_of_a_sample_and_says_so() -> None:
     args = ["show", str(EXAMPLES / "routing_transformer.attn"), "-n", "48"]
     one, other = (CliRunner().invoke(main, args) for _ in range(2))
     assert (one.exit_code, one.output) == (0, other.output)
-    assert "a sample: what random queries and keys decide" in one.output
+    assert "a sample: " in one.output
 
 
 def test_reach_says_that_tensors_choose() -> None:
