@@ -58,7 +58,7 @@ _READ = "every query has read every key that it may read, directly or through ot
 MEANINGS = {
     "reach": f"`reach(layers = L)`: after L layers {_READ}",
     "depth": f"`depth`: the fewest layers after which {_READ}",
-    "diameter": "`diameter`: the most steps to a key that a query may read, in any layers and heads",
+    "diameter": "`diameter`: the most steps to a key that a query may read, in any layer and head",
     "path_length": "`path_length`: the mean number of steps from a query to a key that it may read",
     "stable": "`stable`: the keys of a query stay the same when positions are added after it",
 }
