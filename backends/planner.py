@@ -346,8 +346,8 @@ def candidates(
         raise BackendError(REFUSES.format(backend, chosen.refusal))
     if chosen.refusal is not None:
         some = (x for x in listed if work.mechanism is None or runs_mechanisms(x.backend))
-        able = (f"`{x.backend.name}`: {x.refusal}" for x in some if x.refusal != ON_REQUEST)
-        raise BackendError(f"no backend runs this: {'; '.join(able)}")
+        able = (f"`{x.backend.name}` refuses: {x.refusal}" for x in some if x.refusal != ON_REQUEST)
+        raise BackendError(f"no backend runs this; {'; '.join(able)}")
     return tuple(listed)
 
 

@@ -56,8 +56,8 @@ def _offered() -> Mapping[str, EntryPoint]:
     for (name, owner, _), point in sorted(points.items(), key=lambda item: item[0]):
         if name in owners:
             raise BackendError(
-                f"a backend `{name}` is offered by {owners[name]} and by {owner}, and a name must"
-                " be offered once: uninstall one of them"
+                f"a backend `{name}` is offered by {owners[name]} and by {owner}, and a name can"
+                " be offered only once: uninstall one of them"
             )
         owners[name] = owner
         found[name] = point
@@ -83,7 +83,10 @@ def _loaded(name: str, point: EntryPoint) -> Backend:
             f" got {kind:.80}{lacks} at {point.value}"
         )
     if backend.name != name:
-        raise BackendError(f"{start} calls itself {backend.name!r}: both names must be one")
+        raise BackendError(
+            f"{start} calls itself {backend.name!r}: the class must have the name of its entry"
+            " point"
+        )
     return backend
 
 

@@ -96,7 +96,7 @@ def usable(device: str | torch.device) -> torch.device:
         other = torch.accelerator.current_accelerator(check_available=True)
         there = "cpu" if other is None else f"cpu, {other.type}"
         raise AttnSpecError(
-            f"the device must be one that is here, {there}, got {str(place)!r}:"
+            f"the device must be available on this machine ({there}), got {str(place)!r}:"
             f" {str(error).partition('. ')[0]:.100}"
         ) from None
     return place
@@ -113,8 +113,8 @@ def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "aut
         return emit(spec, [*_figures(spec), _verified(spec, backend)], backend)
     if backend != AUTO:
         raise BackendError(
-            f"a standalone module has no backends and plans nothing, got {backend!r}: leave out"
-            " --backend, or --standalone"
+            f"a standalone module has no backends, got {backend!r}: leave out --backend, or"
+            " --standalone"
         )
     # what its parts are written with loads all of torch.compile
     from attnspec.compile.standalone import standalone_module

@@ -126,8 +126,8 @@ def _of_one(name: str, given: npt.ArrayLike, n: int) -> Tensor:
         raise TypeError(f"{name} of `tensors` must be an array, got {kind}") from None
     if tensor.dim() != 3 or tensor.shape[1] != n or not tensor.is_floating_point():
         raise AttnSpecError(
-            f"`tensors` are q and k of one sample, real [H, {n}, d], got {name} with the shape"
-            f" {list(tensor.shape)} of {tensor.dtype}"
+            f"`tensors` must be q and k of one sample, real numbers [H, {n}, d], got {name} with"
+            f" the shape {list(tensor.shape)} of {tensor.dtype}"
         )
     return tensor[None]
 

@@ -83,7 +83,7 @@ class MaskComparison:
             return f"{lines[0]}\nthe same {shared:,} pairs"
         if self.turned:
             lines.append(
-                "the mask is what the spec leaves out: True in it stands for what is masked;"
+                "the mask is the opposite of the spec: its True marks pairs that are masked;"
                 " compare with `~mask`"
             )
         for head in self.heads:
@@ -126,7 +126,7 @@ def compare_mask(
     m = int(shape[-2]) if m is None and program.cross and len(shape) > 1 else m
     n = program.fixed_length if n is None else n
     if n is None:
-        raise ValueError("a mask function has a mask at every length: `compare(mask_mod, n)`")
+        raise ValueError("a mask function needs a length: write `compare(mask_mod, n)`")
     whole, length = crossed(program, n, m)
     sides = whole.crossing or Crossing(length, length)
     if length > LIMITS.mask:
@@ -138,8 +138,8 @@ def compare_mask(
     if declared is not None and of_mask not in (None, declared, alone):
         # some would not be compared
         raise AttnSpecError(
-            f"the mask has {of_mask} heads, and the spec {declared}: a mask for every head is"
-            f" [{shape[-2]}, {shape[-1]}]"
+            f"the mask has {of_mask} heads, and the spec {declared}: a mask that all heads share"
+            f" is [{shape[-2]}, {shape[-1]}]"
         )
     stack, heads = Stack(whole, inputs), []
     for each in wanted:
@@ -167,8 +167,8 @@ def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
     array = _array(mask)
     if array.dtype != np.bool_:
         raise AttnSpecError(
-            f"a mask is boolean, True where a query attends, got {array.dtype}: `mask == 0` is that"
-            " of one that is added to the scores, `mask != 0` of one in which 1 attends"
+            f"the mask must be bool, True where a query attends, got {array.dtype}: pass `mask =="
+            " 0` for a mask that is added to the scores, `mask != 0` for one in which 1 attends"
         )
     shape = list(array.shape)
     while array.ndim > 3 and len(array) == 1:
@@ -205,9 +205,9 @@ def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int
     if len(wrong):
         head, query, key = wrong[0].tolist()
         raise AttnSpecError(
-            "pairs of the mask function depend on the number of the sample in the batch: samples 0"
-            f" and 1 differ in head {head} at ({query}, {key}); compare one of them:"
-            " `lambda b, h, q, k: mask_mod(b * 0, h, q, k)` is sample 0"
+            f"the mask function depends on the sample b: samples 0 and 1 differ in head {head} at"
+            f" ({query}, {key}); to compare sample 0, pass `lambda b, h, q, k: mask_mod(b * 0, h,"
+            " q, k)`"
         )
     own: np.ndarray = masks[0]
     return own
@@ -219,7 +219,7 @@ def _require_lists(mask: Any, found: np.ndarray) -> None:
     (high, wide), (m, n) = mask.BLOCK_SIZE, mask.seq_lengths
     if (m, n) != found.shape[1:]:
         own = list(found.shape[1:])
-        raise AttnSpecError(f"the BlockMask must be of {own}, got one of {[m, n]}")
+        raise AttnSpecError(f"the BlockMask must have the shape {own}, got {[m, n]}")
     some = mask.to_dense()[0].bool().cpu().numpy()
     every, lists = np.zeros_like(some), (mask.full_kv_num_blocks, mask.full_kv_indices)
     if lists[0] is not None:
@@ -247,5 +247,7 @@ def _array(mask: object) -> np.ndarray:
     if hasattr(mask, "detach"):
         mask = mask.detach().cpu().numpy()
     if not hasattr(mask, "__len__") or isinstance(mask, str):
-        raise TypeError(f"a mask, a mask function or a spec is compared, got {type(mask).__name__}")
+        raise TypeError(
+            f"the argument must be a mask, a mask function or a spec, got {type(mask).__name__}"
+        )
     return np.asarray(mask)

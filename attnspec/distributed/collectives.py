@@ -89,7 +89,9 @@ class Mesh:
             raise wrong
         bad = [rank for rank, answer in enumerate(every) if not answer[0]]
         if bad:
-            raise ValueError(f"rank {bad[0]} refused its part of this call: its own error says why")
+            raise ValueError(
+                f"rank {bad[0]} refused its part of this call: see the error of that rank"
+            )
         return mine[0], [answer[1:] for answer in every]
 
 

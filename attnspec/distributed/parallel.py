@@ -76,14 +76,14 @@ class ParallelAttention(torch.nn.Module):
         super().__init__()
         if not isinstance(module, CompiledAttention):
             raise TypeError(
-                f"a compiled module is needed, `spec.compile()`, got {type(module).__name__}: of a"
-                " layer of this package it is `layer.attention`"
+                f"the module must be what `spec.compile()` returns, got {type(module).__name__}:"
+                " for a layer of this package pass `layer.attention`"
             )
         require_one_sequence(module.program)
         if getattr(mesh, "ndim", None) != 1:
             raise ValueError(
-                f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
-                " `mesh['cp']`"
+                f"the mesh must be a DeviceMesh of one dimension, got {mesh}: pass one dimension"
+                " by its name, `mesh['cp']`"
             )
         if not isinstance(partition, Partition | None):
             raise TypeError(
@@ -92,7 +92,7 @@ class ParallelAttention(torch.nn.Module):
             )
         if partition is not None and partition.ranks != mesh.size():
             raise ValueError(
-                f"the partition is one of {partition.ranks} ranks, the mesh has {mesh.size()}"
+                f"the partition is for {partition.ranks} ranks, and the mesh has {mesh.size()}"
             )
         self.module, self.device_mesh, self.partition = module, mesh, partition
         group = mesh.get_group()
@@ -115,9 +115,7 @@ class ParallelAttention(torch.nn.Module):
         """Which positions each rank holds of n."""
         n, fixed = length_of(n), self.partition
         if fixed is not None and fixed.n != n:
-            raise ValueError(
-                f"the partition that was given is one of {fixed.n:,} positions, got n = {n:,}"
-            )
+            raise ValueError(f"the given partition is for {fixed.n:,} positions, got n = {n:,}")
         return fixed or self._plans.get(n, lambda: plan(self.program, n, self.mesh.ranks)).partition
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
@@ -213,8 +211,8 @@ class ParallelAttention(torch.nn.Module):
                 raise ValueError(f"{what} must be the same on every rank, got {list(values)}")
         if any(states) and len(set(states)) < len(states):
             raise ValueError(
-                "with dropout_p, random states must be others on every rank, or ranks drop the same"
-                " pairs of their own: seed each, torch.manual_seed(seed + rank)"
+                "with dropout_p the random state must differ between ranks: seed every rank by"
+                " torch.manual_seed(seed + rank)"
             )
         partition = self._of_lengths(lengths)
         outputs = self._run((q, k, v), partition, layer, self._whole(call, partition), return_lse)
@@ -319,8 +317,8 @@ class ParallelAttention(torch.nn.Module):
         run, digests = self.mesh.agreed(lambda: (made(), [found.digest]), 1, device)
         if any(each != digests[0] for each in digests):
             raise ValueError(
-                "ranks made different plans of the same spec: are they of one version, with the"
-                " same partition?"
+                "ranks made different plans of the same spec: use one version of attnspec and one"
+                " partition on all ranks"
             )
         return run
 

@@ -222,9 +222,9 @@ def require_one_sequence(program: Program) -> None:
     """Raises AttnSpecError for a spec that says `cross`."""
     if program.cross:
         raise AttnSpecError(
-            f"`{program.name}` joins two sequences, and what is cut over devices is one: gather the"
-            " keys on every device, and call the module with each device's queries and their"
-            " `query_start`"
+            f"`{program.name}` joins two sequences, and only one sequence can be cut over devices:"
+            " gather the keys on every device, and call the module with each device's queries and"
+            " their `query_start`"
         )
 
 
@@ -267,8 +267,8 @@ def plan(
         partitions = [partition]
     else:
         raise AttnSpecError(
-            f"the partition {partition} is one of {partition.n:,} positions over"
-            f" {partition.ranks} ranks, and {n:,} over {ranks} are asked for"
+            f"the partition {partition} is for {partition.n:,} positions over {partition.ranks}"
+            f" ranks, and {n:,} over {ranks} are asked for"
         )
     plans = []
     for where in partitions:

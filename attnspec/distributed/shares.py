@@ -90,8 +90,8 @@ def states_here(
     def run(layer: int, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         if return_lse:
             raise ValueError(
-                f"the sums of features of `{engine.program.name}` come without log-sum-exps"
-                " over several devices: leave `return_lse` out, one device has them"
+                f"`{engine.program.name}` returns no log-sum-exps over several devices: leave"
+                " `return_lse` out, or call the module on one device"
             )
         outs, padding = [], None if call.padding is None else call.padding.index_select(1, own)
         for group in ready.groups:

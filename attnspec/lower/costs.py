@@ -212,7 +212,7 @@ def calibration(device: str) -> Calibration | None:
     except FileNotFoundError:
         if not os.environ.get(VARIABLE) or device != "cpu":
             return None
-        reason = f"{VARIABLE} names it, and it is not there"
+        reason = f"{VARIABLE} names this file, which does not exist"
     except (OSError, ValueError) as error:
         # a ValueError is a name that no file can have
         reason = str(getattr(error, "strerror", None) or error).lower()
@@ -227,8 +227,8 @@ def cures(device: str) -> str:
     """What helps where a file of rates is damaged."""
     asked = "" if device == "cpu" else f" --device {device}"
     return (
-        f"`attnspec calibrate{asked}` writes it anew,"
-        f" `attnspec calibrate{asked} --reset` removes it"
+        f"`attnspec calibrate{asked}` writes the file anew, `attnspec calibrate{asked} --reset`"
+        " removes the file"
     )
 
 
@@ -266,7 +266,7 @@ def read(path: str, device: str = "cpu") -> Calibration:
     rates, threads = data.get("rates"), data.get("threads")
     torch, machine = data.get("torch"), data.get("machine")
     if not isinstance(rates, dict) or set(rates) != set(asdict(shipped(device))):
-        raise RatesError("it was measured by another version, its rates are not those of this one")
+        raise RatesError("its rates were measured by another version of attnspec")
     for name, value in rates.items():
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise RatesError(f"`{name}` must be a number of seconds above 0, found {value!r:.40}")

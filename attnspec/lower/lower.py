@@ -73,7 +73,7 @@ def require_built(program: Program) -> None:
     large = [
         Diagnostic(
             "A196",
-            f"a graph of at most {LIMITS.patterns} patterns is planned and compiled,"
+            f"a graph that is planned or compiled may have at most {LIMITS.patterns} patterns,"
             f" this one has {size:,}",
             span,
             help="one `where` may hold many conditions, joined by `or` and `and`",

@@ -59,8 +59,8 @@ def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
                 seen.add(_parts_at(learner, at))
         if len(seen) > 1:
             raise BindError(
-                f"what `{name}` learns has one shape at every length, and its arguments change"
-                " with n",
+                f"what `{name}` learns must have one shape at every length, and the arguments of"
+                f" `{name}` change with n",
                 learner.span,
             )
         for part in (part for parts in seen for part in parts):

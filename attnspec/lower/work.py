@@ -288,7 +288,7 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
     if work.decided and not getattr(backend, "runs_decided", False):
         return chosen_text(work.decided[0].name)
     if work.standing is not None and not getattr(backend, "takes_standing", False):
-        return "scores change with positions, and it takes these to be consecutive"
+        return "`score` depends on positions that are not consecutive here"
     takes, read = getattr(backend, "takes_scores", "none"), work.changes.inputs
     if takes != "all" and (read or (work.changes and takes == "none")):
         return (

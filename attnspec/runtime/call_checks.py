@@ -25,7 +25,7 @@ Inputs: TypeAlias = "Mapping[str, Tensor] | None"
 Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
-LATER = "for any number make it a parameter: `attention name(h = 4) { heads h … }`"
+LATER = "for other numbers of heads declare a parameter: `attention name(h = 4) { heads h … }`"
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets", "pairs")
@@ -46,27 +46,30 @@ KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
 """The types of an input of each kind, in words, and its axes."""
 
 _MASKS = (
-    "the spec says which keys are read, and `attnspec.explain_mask` or `attnspec.from_mask_mod`"
-    " write it from a mask; for padding pass `key_padding_mask`, for a mask of each call use"
-    " `attnspec.MultiheadAttention`"
+    "the spec says which keys are read; `attnspec.explain_mask` or `attnspec.from_mask_mod`"
+    " writes a spec from a mask; for padding pass `key_padding_mask`; for another mask in each"
+    " call use `attnspec.MultiheadAttention`"
 )
 _WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` shows the pairs"
 _CAUSAL = "write the statement `causal` in the spec"
 _SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
-_CALL = "calls of the module that `spec.compile()` returns take it, `module(q, k, v, layer=0)`"
+_CALL = (
+    "pass it to a call of the module that `spec.compile()` returns, as in `module(q,"
+    " k, v, layer=0)`"
+)
 _OF_CALLS = "layer", "key_padding_mask", "dropout_p", "inputs", "return_lse", "query_start", "keys"
 _INSTEAD = {
     **dict.fromkeys(_OF_CALLS, _CALL),
     **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
-    "enable_gqa": "k and v may always have fewer heads than q: leave it out",
-    "head": "a call has all heads: give them as the axis H",
+    "enable_gqa": "k and v may always have fewer heads than q; leave `enable_gqa` out",
+    "head": "a call computes all heads, which are the axis H of q, k and v",
     "head_mask": "write what each head does in `head` blocks of the spec",
     **dict.fromkeys(("causal", "is_causal"), _CAUSAL),
     **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
-    "padding_mask": "it is `key_padding_mask`, bool, True for a real key",
-    "position_ids": "positions are 0 to n_k - 1, the queries the last n_q of them",
+    "padding_mask": "pass `key_padding_mask`, bool, True for a real key",
+    "position_ids": "keys have the positions 0 to n_k - 1, and queries the last n_q of these",
     **dict.fromkeys(("scale", "softmax_scale"), _SCALE),
-    "score_mod": "write it in the spec, as in `score alibi()` or `score bias()`",
+    "score_mod": "write the change of scores in the spec, as in `score alibi()` or `score bias()`",
 }
 """What callers know from other attentions, and where it is here."""
 
@@ -80,7 +83,7 @@ def refuse_unknown(
     for name in unknown:
         why = _INSTEAD.get(name) or did_you_mean(name, names) or "it takes " + ", ".join(names)
         if name in [entry.name for entry in program.inputs]:
-            why = f"it is an input of the spec, `inputs={{{name!r}: tensor}}`"
+            why = f"`{name}` is an input of the spec; pass `inputs={{{name!r}: tensor}}`"
         raise TypeError(f"`{function.__name__}` takes no `{name}`: {why}")
 
 
@@ -119,11 +122,11 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     for wrong, why in (
         (not kept, count),
         (batch != k.shape[0] or batch != v.shape[0], "q, k and v must have one batch size"),
-        (apart, "k and v must have the same heads and positions"),
+        (apart, "k and v must have the same number of heads and the same length"),
         (size != k.shape[3], "q and k must have one head size"),
         (not shared, "the heads of k and v must divide those of q"),
         (size == 0 or v.shape[3] == 0, "heads must have a size of at least 1"),
-        (longer, "queries are the last n_q of n_k positions, so that n_q is at most n_k"),
+        (longer, "n_q must be at most n_k, since queries are the last n_q of n_k positions"),
     ):
         if wrong:
             more = "" if kept else f"; {LATER}"
@@ -132,7 +135,7 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
             if turned and n_k and n_q % n_k == 0:
                 more = f" (are these [B, n, H, d]? then transpose the axes 1 and 2){more}"
             if longer and kept:
-                more += "; for keys of another sequence the spec says `cross`"
+                more += "; for keys of another sequence write `cross` in the spec"
             raise ValueError(f"{why}, got {_shapes(q, k, v)}{more}")
 
 
@@ -155,13 +158,13 @@ def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
     start = length_of(query_start, "query_start")
     if start and not program.cross:
         raise ValueError(
-            f"query_start is for specs with `cross`, and the queries of `{program.name}` are the"
-            f" last n_q positions: leave it out, got {start}"
+            f"query_start can be given only for a spec with `cross`, got {start}: the queries of"
+            f" `{program.name}` are always the last n_q positions; leave query_start out"
         )
     if start and reads_m:
         raise ValueError(
-            f"`{program.name}` depends on m, the number of all queries, which a call that starts at"
-            f" query {start} does not know: call it with all queries at once"
+            f"`{program.name}` depends on m, the number of all queries, and a call that starts at"
+            f" query {start} does not know m: pass all queries in one call"
         )
     return start
 
@@ -188,8 +191,8 @@ def check_inputs(
         if entry.name not in tensors:
             _, kind, axes = KINDS[entry.kind]
             raise ValueError(
-                f"`{program.name}` needs its input `{entry.name}`: pass"
-                f" inputs={{{entry.name!r}: tensor}}, {kind} {axes}"
+                f"`{program.name}` needs its input `{entry.name}`: pass inputs={{{entry.name!r}:"
+                f" tensor}} ({kind}, shape {axes})"
             )
         checked[entry.name] = _input(entry, tensors[entry.name], q, k, padding)
     return checked
@@ -225,7 +228,7 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
         rows = zip(some[: 3 if entry.kind == "pairs" else 4], shape, strict=False)
         if len(shape) != 4 or not all(size in fits or not fits for fits, size in rows):
             said = ", ".join(f"{x} = {size}" for x, size in sizes.items() if x != "1")
-            raise ValueError(f"{name} must have the shape {axes}, here {said}, got {list(shape)}")
+            raise ValueError(f"{name} must have the shape {axes} with {said}, got {list(shape)}")
     check_tensor(f"the input `{entry.name}`", tensor, entry.kind, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
@@ -268,7 +271,7 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     least = 0 if program.cross else n_q
     if not least <= count <= n_k:
         raise ValueError(
-            f"keys, how many of them are in use, must be between {least} and {n_k}, got {count}"
+            f"keys, the number of keys in use, must be between {least} and {n_k}, got {count}"
         )
     return along_keys(program, parts, call, lambda x, axis: x.narrow(axis, 0, count))
 
@@ -322,8 +325,8 @@ def check_finite(
             at = ", ".join(f"{axis} {index}" for axis, index in axes)
             raise ValueError(
                 f"{f'the input `{name}`' if scored else name} must be finite, got"
-                f" {float(x.detach()[tuple(place)])} at {at}, and {int(wrong.sum()):,} such of"
-                f" {x.numel():,} numbers"
+                f" {float(x.detach()[tuple(place)])} at {at}; {int(wrong.sum()):,} of its"
+                f" {x.numel():,} numbers are not finite"
             )
 
 
@@ -353,8 +356,8 @@ def require_unchanged(outs: Sequence[Tensor | None], call: Call) -> None:
     def check(grads: object) -> None:
         if any(x._version != version for x, version in versions):
             raise RuntimeError(
-                "`key_padding_mask` or an input of a call was written over before derivatives were"
-                " taken, which need what was there: pass a `.clone()`"
+                "`key_padding_mask` or an input was changed in place before the backward pass,"
+                " which needs the earlier values: pass a `.clone()`"
             )
 
     for out in outs:
@@ -383,8 +386,8 @@ def require_numbers(what: str, *tensors: Tensor) -> None:
     """Raises ValueError where a trace has no numbers of tensors, which `what` names or reads."""
     if any(map(is_recorded, tensors)):
         raise ValueError(
-            f"{what}, and an export within `composed()` has no values: export the module outside of"
-            " it, as one operator"
+            f"{what}, and an export within `composed()` has no values: export the module outside"
+            " of `composed()`, as one operator"
         )
 
 
@@ -399,4 +402,4 @@ def check_tensor(
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}")
     if device is not None and tensor.device != device:
-        raise ValueError(f"{name} must be on {device} as q, got {tensor.device}")
+        raise ValueError(f"{name} must be on {device}, the device of q, got {tensor.device}")

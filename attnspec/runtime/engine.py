@@ -249,7 +249,7 @@ class Engine:
             require_numbers(who, q, k)
         if is_batched(q, k):
             raise ValueError(
-                f"{who}, and forward-mode differentiation under `vmap` shows none: take the"
+                f"{who}, and forward-mode differentiation under `vmap` hides the numbers: take the"
                 " derivatives of one sample at a time, or `vjp`"
             )
 
@@ -313,8 +313,8 @@ class Engine:
             except BackendError as error:
                 raise ValueError(
                     f"`{self.program.name}` cannot be exported within `composed()` with a dynamic"
-                    f" length: {error}; export it outside of `composed()`, as one operator for any"
-                    " length, or export the file of `attnspec compile --standalone`"
+                    f" length: {error}; export the module outside of `composed()`, as one operator"
+                    " for any length, or export the file of `attnspec compile --standalone`"
                 ) from None
             works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
             kernels = [(OpenKernel(*each, q.device), *each) for each in works]
@@ -396,8 +396,8 @@ def no_log_sum_exps(program: Program) -> ValueError:
     """Why there are none."""
     what = next(filter(None, map(_without_logarithm, program.attends)), "these weights")
     return ValueError(
-        f"`return_lse` cannot be used with `{what}`: the sum of weights may be 0 or"
-        " negative there, and then has no logarithm; leave `return_lse` out"
+        f"`return_lse` cannot be used with `{what}`: its sum of weights may be 0 or negative, and"
+        " then has no logarithm; leave `return_lse` out"
     )
 
 

@@ -119,7 +119,8 @@ class SelfAttention(nn.Module):
         are for layers that have queries and keys."""
         if self.num_heads % key_heads:
             raise ValueError(
-                f"num_kv_heads must divide num_heads, got {key_heads} and {self.num_heads}"
+                f"num_kv_heads must divide num_heads, got num_kv_heads = {key_heads} and num_heads"
+                f" = {self.num_heads}"
             )
         if rotary is not None and not callable(rotary):
             raise TypeError(
@@ -129,9 +130,12 @@ class SelfAttention(nn.Module):
         same, name = self.shared and "q" in self.read, self.attention.program.name
         why = "its queries are also its keys" if same else "it has no queries and keys"
         if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
-            raise ValueError(f"num_kv_heads cannot be used with `{name}`, got {key_heads}: {why}")
+            raise ValueError(
+                f"num_kv_heads cannot be used with `{name}`, got {key_heads}: {why}; leave"
+                " num_kv_heads out"
+            )
         if rotary is not None and not {"q", "k"} <= {*self.read}:
-            raise ValueError(f"rotary cannot be used with `{name}`: {why}, so leave it out")
+            raise ValueError(f"rotary cannot be used with `{name}`: {why}; leave rotary out")
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts everything that is learned anew, drawn with the generator: projections as Glorot
@@ -243,9 +247,8 @@ class SelfAttention(nn.Module):
         program, count = self.attention.program, self.extra_tokens
         if not isinstance(cast(object, self.attention), CompiledAttention):
             raise ValueError(
-                f"`{program.name}` has extra tokens, which stand before the whole"
-                " sequence, and a rank has a shard of it: leave `extra_tokens` out, and put the"
-                " tokens into x"
+                f"`{program.name}` has extra tokens before the whole sequence, and a rank has only"
+                " a shard: remove `extra_tokens` from the spec, and put the tokens into x"
             )
         x = torch.cat([self.extra.to(x.dtype).expand(len(x), -1, -1), x], 1)
         # what does not fit is left to the checks of the attention
@@ -350,14 +353,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         own = isinstance(cast(object, self.attention), CompiledAttention)
         if not own and (need_weights or attn_mask is not None):
             raise ValueError(
-                "a rank has a shard of the sequence, and neither weights nor attn_mask of all"
-                " pairs: call it with need_weights=False, and say in the spec what the mask says"
+                "a rank has a shard of the sequence, without weights or attn_mask of all pairs:"
+                " call the layer with need_weights=False, and describe the mask in the spec"
             )
         q, k, v = self._heads(query, key, value)
         if need_weights and k.shape[2] > LIMITS.pairs_shown:
             raise ValueError(
                 f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
-                " need_weights=False returns the output alone"
+                " pass need_weights=False for the output without weights"
             )
         real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
         extra, values = self._extra_keys(q, v)
@@ -407,7 +410,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             real = mask > -torch.inf
             plain = ((mask == 0) | ~real).all()
             if is_watched(q):
-                why = "in a traced program key_padding_mask must hold 0 and -inf alone"
+                why = "in a traced program key_padding_mask must hold only 0 and -inf"
                 torch._assert_async(plain, why)
             elif not plain:
                 more = mask[:, None, None]
@@ -464,13 +467,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         if added is not None:
             if is_watched(q) and not is_transformed():
                 raise ValueError(
-                    "attn_mask cannot be used in a traced program: describe its pairs in the spec,"
+                    "attn_mask cannot be used in a traced program: describe the mask in the spec,"
                     " by patterns or inputs"
                 )
             for formula in (x.mechanism.name for x in run.program.attends if x.mechanism):
                 raise ValueError(
-                    f"attn_mask cannot be used with `{formula}`, which has no scores: leave it out,"
-                    " and describe its pairs in the spec"
+                    f"attn_mask cannot be used with `{formula}`, which has no scores: leave"
+                    f" attn_mask out, or write a graph in the spec in place of `{formula}`"
                 )
             run, name = run.with_input("pairs", _masked)
             masks = torch.split(added.expand(len(q), -1, n_q, n_k), size, 2)
@@ -523,13 +526,14 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
         if (learned or zero) and (formula or attend.normalize not in MERGED):
             what = formula or f"normalize {attend.normalize}"
             raise ValueError(
-                f"{name} adds a key to a softmax, and the spec has `{what}`: leave it out, or write"
-                " `normalize softmax1`, which adds a zero logit"
+                f"{name} adds a key to a softmax, and the spec has `{what}`: leave {name} out, or"
+                " write `normalize softmax1`, which adds a zero logit"
             )
         if learned and (attend.scores or attend.scale is not None):
             raise ValueError(
-                "add_bias_kv adds a key without a position, to which the `score` or `scale` of the"
-                " spec cannot be applied: leave it out, or remove them from the spec"
+                "add_bias_kv adds a key without a position, to which the `score` or `scale` of"
+                " the spec cannot be applied: leave add_bias_kv out, or remove `score` and"
+                " `scale` from the spec"
             )
     if program.extra_tokens:
         raise ValueError(
@@ -573,7 +577,9 @@ def _core(
     width = length_of(embed_dim, "embed_dim", 1)
     heads = length_of(count, "num_heads", 1)
     if width % heads:
-        raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
+        raise ValueError(
+            f"num_heads must divide embed_dim, got num_heads = {heads} and embed_dim = {width}"
+        )
     if program.heads not in (None, heads):
         raise ValueError(
             f"num_heads must be {program.heads}, the heads of `{program.name}`, got {heads};"
@@ -628,11 +634,13 @@ def _check_tokens(
             )
         mixed = any(isinstance(y, Tensor) and y.dim() != x.dim() for y in named.values())
         if x.dim() not in axes or mixed or x.shape[-1] != width:
-            each = f", each of as many axes as {', '.join(named)}" * mixed
+            each = f", with the same number of axes for {', '.join(named)}" * mixed
             raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
         if weight is not None and kind != weight.dtype:
             if not torch.is_autocast_enabled(x.device.type):
-                raise TypeError(f"{name} must be {weight.dtype} as the weights, got {kind}")
+                raise TypeError(
+                    f"{name} must be {weight.dtype}, the dtype of the weights, got {kind}"
+                )
 
 
 def of_layer(program: Program, layer: int, heads: int) -> Program:

@@ -150,14 +150,14 @@ class CompiledAttention(nn.Module):
         """Draws random features of mechanisms anew; ValueError where none redraws."""
         if self.draws is None:
             raise ValueError(
-                f"no mechanism of `{self.program.name}` redraws its features: write how often it"
-                " does in training, as in `favor(redraw = 1000)`"
+                f"no mechanism of `{self.program.name}` redraws its features: write the argument"
+                " `redraw` in the spec, as in `favor(redraw = 1000)`"
             )
         self.draws.asked += 1
 
     def __prepare_scriptable__(self) -> CompiledAttention:
         raise TypeError(
-            "torch.jit.script reads the text of functions, and what runs here is built for each"
+            "torch.jit.script cannot compile this module, whose kernels are built for each"
             " length: use torch.export, torch.compile or torch.jit.trace"
         )
 
@@ -226,8 +226,8 @@ class CompiledAttention(nn.Module):
         if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
             for leaf in self._decided:
                 raise ValueError(
-                    f"`{leaf.pattern}` decides by numbers, for which ONNX has no operator:"
-                    " torch.export takes it, as one operator"
+                    f"`{leaf.pattern}` chooses pairs by values, for which ONNX has no operator:"
+                    " use torch.export, which keeps the attention as one operator"
                 )
             with composed():
                 return self._computed(parts, layer, start, besides, keys, return_lse)
@@ -330,7 +330,7 @@ class CompiledAttention(nn.Module):
         tables = {name: self.learned(name) for name in self.engine.own}
         for name, device in ((x, y.device) for x, y in tables.items() if y.device != q.device):
             raise ValueError(
-                f"the parameter `{name}` must be on {q.device} as q, got {device}:"
+                f"the parameter `{name}` must be on {q.device}, the device of q, got {device}:"
                 f" move the module, `.to({str(q.device)!r})`"
             )
         for (name, row), rows in self._before.items() if self._before and again() else ():
@@ -421,7 +421,7 @@ class CompiledAttention(nn.Module):
         if (waiting := self._waiting()) and torch.compiler.is_compiling():
             raise ValueError(
                 f"{', '.join(f'`{name}`' for name in waiting)} must have a size before the module"
-                f" is traced: build it with head_size={head_size}, or call it once"
+                f" is traced: build the module with head_size={head_size}, or call the module once"
             )
         sizes: dict[Any, Any] = {"d": head_size, "d_v": value_size}
         for name in waiting:
@@ -508,8 +508,8 @@ class CompiledAttention(nn.Module):
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(
-                "`choices` shows what graphs such as `topk` choose, and layer"
-                f" {layer} of `{self.program.name}` has none of them: call `pairs`"
+                f"`choices` shows what graphs such as `topk` choose, and layer {layer} of"
+                f" `{self.program.name}` has no such graph: call `pairs`"
             )
         shown: dict[str, dict[str, Tensor]] = {}
         for each in decisions:

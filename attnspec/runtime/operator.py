@@ -230,8 +230,8 @@ when_imported("torch.utils.flop_counter", _register_formulas)
 
 
 _PLAINLY = (
-    "or export it under `attnspec.runtime.composed()`, as plain operations, if no numbers decide"
-    " its graph"
+    "or export it under `attnspec.runtime.composed()`, as plain operations, if its pairs do not"
+    " depend on values"
 )
 
 
@@ -259,9 +259,9 @@ class _Followed(_SingleLevelFunction):
     def backward(ctx: Any, *above: Any) -> tuple[Any, ...]:
         if not ctx.once:
             raise RuntimeError(
-                "derivatives of derivatives of an attention are not computed in a traced program,"
-                " nor under `vmap` where queries and keys decide: call the module itself, without"
-                f" `vmap`, {_PLAINLY}"
+                "second derivatives of an attention are not computed in a traced program, nor"
+                " under `vmap` where queries and keys decide the pairs: call the module itself,"
+                f" without `vmap`, {_PLAINLY}"
             )
         from attnspec.backends.common.torch_modes import is_batched
 

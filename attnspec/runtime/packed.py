@@ -80,7 +80,9 @@ def packed(
             raise ValueError("nested tensors know where documents end: leave cu_seqlens out")
         (q, k, v), cu_seqlens, cu_seqlens_k = _of_nested(q, k, v)
     if cu_seqlens is None:
-        raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
+        raise ValueError(
+            "cu_seqlens must be given: integers [documents + 1], where documents begin and end"
+        )
     out = _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, inputs, rest)
     of_jagged = torch.nested.nested_tensor_from_jagged
     return of_jagged(out, cu_seqlens).transpose(1, 2) if nested else out
@@ -177,10 +179,10 @@ def _of_nested(*given: Any) -> tuple[Parts, Tensor, Tensor]:
                 " torch.nested.nested_tensor([…], layout=torch.jagged).transpose(1, 2)"
             )
         if x.lengths() is not None:
-            raise ValueError(f"{name} has gaps between documents: make it contiguous()")
+            raise ValueError(f"{name} has gaps between documents: pass {name}.contiguous()")
     if given[1].shape[2] != given[2].shape[2]:
         raise ValueError(
-            "k and v must be nested alike, with the same offsets:"
+            "k and v must be nested alike, with the same offsets: build both by"
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
     rows, columns, _ = (x.offsets() for x in given)
@@ -203,8 +205,8 @@ def _checked_ends(
         raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}{fewer}")
     if is_watched(q):
         raise ValueError(
-            "documents are counted before anything runs, which a traced program cannot: call"
-            " `attnspec.packed` outside of it"
+            "a traced program cannot count documents: call `attnspec.packed` outside of the"
+            " traced program"
         )
     rows = _ends(cu_seqlens, len(q), "cu_seqlens")
     columns = rows if alike else _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
@@ -216,8 +218,8 @@ def _checked_ends(
     for document in (rows.diff() > columns.diff()).nonzero()[:1, 0].tolist():
         n_q, n_k = (int(x.diff()[document]) for x in (rows, columns))
         raise ValueError(
-            "the queries of a document are its last positions, so it must have as many keys at"
-            f" least: document {document} has {count_of(n_q, 'query', 'queries')} and"
+            "a document must have at least as many keys as queries, which are its last positions:"
+            f" document {document} has {count_of(n_q, 'query', 'queries')} and"
             f" {count_of(n_k, 'key')}"
         )
     return rows, columns
@@ -238,5 +240,5 @@ def _ends(offsets: Any, tokens: int, name: str) -> Tensor:
         (ends[-1:] != [tokens], last),
     ):
         if wrong:
-            raise ValueError(f"{name} must {what}; it holds the offsets of the documents' ends")
+            raise ValueError(f"{name} must {what}; it holds 0 and the end of each document")
     return torch.tensor(ends)

@@ -55,9 +55,15 @@ class StreamState:
             kind = type(state).__name__
             raise TypeError(f"state must be what a step returned, or None, got {kind}")
         if state.tensors != tensors:
-            raise ValueError(f"the state is of {_words(state.tensors)}, got {_words(tensors)}")
+            raise ValueError(
+                f"the state was made with {_words(state.tensors)}, and this step got"
+                f" {_words(tensors)}"
+            )
         if state.works != works:
-            raise ValueError("the state is of another layer or module, with other heads")
+            raise ValueError(
+                "the state is of another layer or module: pass the state that the last step of"
+                " this layer returned"
+            )
         return state
 
     def __repr__(self) -> str:
@@ -134,7 +140,10 @@ def _steady(binder: Binder, layer: int, heads: int) -> Works:
             " statement `causal`"
         )
     if program.grid:
-        raise ValueError(f"`step` needs a sequence that grows, and the grid of `{name}` does not")
+        raise ValueError(
+            f"`step` needs a sequence that grows, and the grid of `{name}` has a fixed size:"
+            " call the module with the whole sequence"
+        )
     if (fault := unsteady_layer(program, layer, heads)) is not None:
         raise ValueError(must_be_stable(name, fault))
     works = binder.works(layer, heads, 1, 1)
@@ -143,12 +152,12 @@ def _steady(binder: Binder, layer: int, heads: int) -> Works:
         for length in lengths.intersection(work.reads):
             raise ValueError(
                 f"`step` cannot use the input `{length}`, a length that may change as the sequence"
-                " grows: if it is known, call the module with the last queries and all keys"
+                " grows: call the module with the last queries, all keys and the length"
             )
         if work.decided and work.mechanism is not None:
             raise ValueError(
-                f"`step` cannot run `{work.decided[0].name}` that is added to a mechanism, only"
-                " alone or with other graphs"
+                f"`step` cannot run `{work.decided[0].name}` added to a mechanism: remove the"
+                " mechanism, or call the module with the last queries and all keys"
             )
     return works
 
@@ -166,7 +175,10 @@ def _kernel(
         if not work.hybrid:
             if not isinstance(kernel, Streamable):
                 name = work.mechanism.name
-                raise ValueError(f"`step` cannot run `{name}`: it has no state to keep")
+                raise ValueError(
+                    f"`step` cannot run `{name}`, which needs all positions at once: call the"
+                    " module with the whole sequence"
+                )
             return kernel
     promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
     bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
@@ -179,10 +191,10 @@ def _kernel(
         words += [] if program.heads is None else [f"head {ranges(heads)}"]
         place = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"`step` keeps a fixed number of keys, and"
-            f" `{written(_unbounded(term, graph, promised))}`{place} may read any earlier one:"
-            " pass `keep_all=True`, with a state that grows, or use windows, blocks, first"
-            " positions, or `columns(x)` with `input x: tokens(at_most = 16)`"
+            "`step` keeps a fixed number of keys, and"
+            f" `{written(_unbounded(term, graph, promised))}`{place} may read any earlier key:"
+            " pass `keep_all=True` to keep all keys, or use windows, blocks, first positions, or"
+            " `columns(x)` with `input x: tokens(at_most = 16)`"
         )
     # an input that is read at earlier positions is kept with their keys
     reach = replace(bound, before=bound.before + lag)

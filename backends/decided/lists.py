@@ -135,8 +135,8 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     wrong = (blocks < -1) | (blocks >= count)
     if bool(wrong.any()):
         raise ValueError(
-            f"`{name}` must hold numbers of blocks of {size} keys, 0 to {count - 1}, or -1 for"
-            f" none, got {int(blocks[wrong][0])}"
+            f"`{name}` must hold block numbers from 0 to {count - 1} (a block has {size} keys), or"
+            f" -1 for no block, got {int(blocks[wrong][0])}"
         )
     blocks = blocks.gather(-1, rising_places(blocks))
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)

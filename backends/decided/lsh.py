@@ -94,8 +94,9 @@ def decide(leaf: Lsh, given: Given) -> Choice:
 def _require_shared(given: Given) -> None:
     if given.k.shape[1] != given.q.shape[1] or given.grouped:
         raise ValueError(
-            "`lsh` hashes keys that are the queries, so that k has as many heads as q, got"
-            f" {given.q.shape[1]} and {given.k.shape[1]}: `share_qk = false` hashes both"
+            "`lsh` uses the queries as keys, so k must have as many heads as q, got"
+            f" {given.q.shape[1]} and {given.k.shape[1]}: pass k = q, or write `lsh(share_qk ="
+            " false)`"
         )
     shared_keys = given.k[:, :, given.first_query :]
     if shared_keys.is_cpu and shared_keys.is_set_to(given.q):
@@ -104,8 +105,8 @@ def _require_shared(given: Given) -> None:
     alike = (shared_keys == given.q) | (shared_keys != shared_keys) & (given.q != given.q)
     if not bool(alike.all()):
         raise ValueError(
-            "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
-            " call it with k = q, or write `lsh(share_qk = false)`"
+            "`lsh` uses the queries as keys, so q must be k or the last rows of k: pass k = q, or"
+            " write `lsh(share_qk = false)`"
         )
 
 

@@ -53,7 +53,7 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
     if blocks > leaf.max_blocks:
         raise ValueError(
             f"`sinkhorn` learns for at most max_blocks = {leaf.max_blocks} blocks, and {given.n_k}"
-            f" keys are {blocks} of {leaf.size}"
+            f" keys are {blocks} blocks of {leaf.size}: write a larger `max_blocks`"
         )
     # of a block the sum of its keys, under `causal` that of all keys before it and its first one
     k = given.keys_by_head

@@ -106,7 +106,7 @@ def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
     if getattr(mechanism, "normalize", "sum") == "none":
         return "`normalize = none` does not divide by a sum of weights"
     if not work.waits and not math.isfinite(seconds_of(_bands(work), work.n_q)):
-        return f"its graph at n = {work.n_k:,} is too many tiles"
+        return f"its graph at n = {work.n_k:,} needs too many tiles"
     return None
 
 

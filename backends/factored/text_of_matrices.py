@@ -135,8 +135,8 @@ def through_landmarks(q, k, v, real):
         return attention(q, k, v, mask, scale)
     if q.shape[2] != n:
         raise ValueError(
-            "`nystrom` needs the queries of all positions, whose means are its landmarks; got"
-            f" {q.shape[2]} of {n}"
+            "`nystrom` averages the queries of all positions into landmarks, so it needs all of"
+            f" them, got {q.shape[2]} of {n}"
         )
     rows, keys = (means(each, LANDMARKS, real) for each in (q, k))
     values = inverse((rows * scale @ keys.mT).softmax(-1)) @ attention(rows, k, v, mask, scale)
@@ -198,7 +198,7 @@ def mix_gmlp(q, k, v, layer, real, x):
     """q * (W LayerNorm(v) + b), W lower triangular if the spec is causal."""
     if q.shape[3] != v.shape[3]:
         sizes = f"{q.shape[3]} and {v.shape[3]}"
-        raise ValueError(f"`gmlp` multiplies q by v: both must have one head size, got {sizes}")
+        raise ValueError(f"`gmlp` multiplies q by v, so both must have one head size, got {sizes}")
     n_q, n = q.shape[2], v.shape[2]
     normal = layer_norm(v, v.shape[-1:]) * x["gmlp_gain"][:, None] + x["gmlp_shift"][:, None]
     weight = x["gmlp_weight"][:, n - n_q : n, :n]

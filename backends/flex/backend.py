@@ -40,18 +40,18 @@ class FlexBackend:
         if device == "cpu" and not is_installed("torch", TORCH):
             return f"on the CPU it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
         if work.normalize not in MERGED:
-            return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
+            return f"it computes softmax weights, and the spec says `normalize {work.normalize}`"
         if len(work.changes.tables) + len(work.changes.pairs) > 1:
             return "it can train one table or input of scores, and the spec has several"
         if device == "cpu" and work.normalize != "softmax":
             return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` needs"
         bands = flex_steps(work, device)
         if any(band.endless for band in bands):
-            return f"in blocks of {BLOCK} x {BLOCK} the graph is too many to list"
+            return f"the graph has too many blocks of {BLOCK} x {BLOCK} to list"
         if not bands:
             return (
-                "what the inputs of a call leave is looked up on the host, or takes more than"
-                f" {MASKED:,} bytes of masks a sample: `triton` lays it out for each sample"
+                "the pairs that inputs select are looked up on the host, or need masks of more"
+                f" than {MASKED:,} bytes a sample; `triton` lays pairs out for each sample"
             )
         taken = sum(LISTED * band.tiles.q.count * band.tiles.k.count for band in bands)
         if taken > LARGEST:

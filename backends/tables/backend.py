@@ -52,7 +52,7 @@ class TablesBackend:
             return f"it lays tables out before a call, and the graph reads {inputs_read(work)}"
         if not self.natural(work)[1]:
             size = f"{LARGE[-1]:,} x {LARGE[-1]:,}"
-            return f"in tiles of {size} there would be more than {LIMITS.tiles:,}"
+            return f"the graph needs more tiles of {size} than {LIMITS.tiles:,}"
         return None
 
     def cost(self, work: Work) -> float:
@@ -170,16 +170,16 @@ def refuses_decided(work: Work, device: str) -> str | None:
     if device != "cpu":
         return f"its kernel runs on the CPU, not on {device}"
     if work.normalize not in MERGED:
-        return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
+        return f"it computes softmax weights, and the spec says `normalize {work.normalize}`"
     parts = parts_of(work.relation)
     if parts is None:
-        return "data-dependent graphs must be joined by `|` and `&` alone, in few terms"
+        return "data-dependent graphs must be joined only by `|` and `&`, in few terms"
     alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
     for leaf in work.decided:
         if not alone and not leaf.beside(vars(leaf)):
             return f"`{leaf.name}` changes weights, and is joined with another graph"
         if leaf.averages and work.changes.placed:
-            return "scores depend on positions, and the mean query of a cluster has none"
+            return "`score` depends on positions, and the mean query of a cluster has no position"
     return None
 
 

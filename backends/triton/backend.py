@@ -57,11 +57,14 @@ class TritonBackend:
         if device == "cpu" and is_installed("numpy", NUMPY) and not is_installed("triton", TRITON):
             return "the interpreter of Triton before 3.7 needs a numpy before 2.4"
         if work.hybrid and work.waits:
-            return "the graph is known only in a call, and `factored` alone adds a mechanism to it"
+            return (
+                "the graph is known only in a call; only `factored` adds a mechanism to such a"
+                " graph"
+            )
         if work.mechanism is not None:
             return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
         if work.normalize not in MERGED:
-            return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
+            return f"it computes softmax weights, and the spec says `normalize {work.normalize}`"
         if work.decided:
             return _refuses_decided(work)
         return refuses_scores(work.changes)
@@ -164,5 +167,8 @@ def _refuses_decided(work: Work) -> str | None:
         if leaf.averages:
             return f"it has no kernel for `{leaf.name}` with `of = q`"
         if leaf.weighs_pairs:
-            return f"`{leaf.name}` weighs pairs differently, and its masks hold each pair once"
+            return (
+                f"`{leaf.name}` may count a pair several times, and the kernel's masks hold each"
+                " pair once"
+            )
     return refuses_decided(work, "cpu")

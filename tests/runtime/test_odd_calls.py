@@ -145,7 +145,7 @@ def test_padding_and_inputs_are_not_written_over_before_derivatives(body: str) -
     else:
         real[:, 20:] = False
     for each in (out, lse):
-        with pytest.raises(RuntimeError, match=r"written over before.*pass a `.clone\(\)`"):
+        with pytest.raises(RuntimeError, match=r"pass a `.clone\(\)`"):
             torch.autograd.grad(each.sum(), parts[:2], retain_graph=True)
 
 

@@ -97,7 +97,9 @@ class FlexMask:
         if first.normalize != "softmax":
             raise self._no_score_mod(f"it takes a softmax, not `normalize {first.normalize}`")
         if any(score.name == "bias" for score in first.scores):
-            raise self._no_score_mod("the table of `score bias()` belongs to a module")
+            raise self._no_score_mod(
+                "the learned table of `score bias()` exists only in a compiled module"
+            )
         made = self._weighing["score_mod_of"]
         if not first.scores:
             return None
@@ -158,7 +160,7 @@ class FlexMask:
 
         length = n if n is not None else self.n or self.program.fixed_length
         if length is None:
-            raise ValueError("a BlockMask has one length: write `block_mask(n)`")
+            raise ValueError("a BlockMask needs a length: write `block_mask(n)`")
         sides = self._sides(length_of(length), self.m if m is None else m)
         both = np.zeros((2, *self._blocks(sides)), bool)
         for sample, head, layout in self._tiles(sides):
@@ -253,8 +255,8 @@ def flex_mask(
     needed = {x for each in single.attends if each.graph for x in inputs_of(each.graph)}
     if not needed <= given.keys() <= declared:
         raise AttnSpecError(
-            f"`inputs` must be those of `{program.name}`: {', '.join(sorted(needed)) or 'none'},"
-            f" got {', '.join(sorted(given)) or 'none'}"
+            f"`inputs` must have the names that `{program.name}` declares"
+            f" ({', '.join(sorted(needed)) or 'none'}), got {', '.join(sorted(given)) or 'none'}"
         )
     tensors = {
         x.name: _batched(x.name, x.kind, given[x.name]).to(device)
@@ -277,7 +279,9 @@ def _batched(name: str, kind: str, value: Any) -> Tensor:
     axis = {"length": 0, "pairs": 3}.get(kind, 1)
     if tensor.dim() not in (axis, axis + 1):
         shape = {0: "[B]", 1: "[B, n]", 3: "[B, H or 1, n_q, n]"}[axis]
-        raise AttnSpecError(f"`{name}` must be {shape}, or one sample, got {list(tensor.shape)}")
+        raise AttnSpecError(
+            f"`{name}` must have the shape {shape}, or that of one sample, got {list(tensor.shape)}"
+        )
     if kind == "length":
         # no position lies before one below 0
         tensor = tensor.clamp(min=0)
@@ -294,7 +298,8 @@ def _of_layer(program: Program, layer: int) -> Program:
     attends = tuple(program.attends[index] for index in kept)
     if any(attend.graph is None or attend.mechanism is not None for attend in attends):
         raise AttnSpecError(
-            f"layer {layer} of `{program.name}` has a mechanism and no mask: compile the spec"
+            f"layer {layer} of `{program.name}` is a mechanism, which has no mask: use"
+            " `spec.compile()`"
         )
     read = set[str]().union(*(inputs_of(attend.graph) for attend in attends if attend.graph))
     read.update(*(inputs_read(value) for attend in attends for value in numbers_in(attend)))
@@ -307,7 +312,7 @@ def _of_layer(program: Program, layer: int) -> Program:
     )
     for leaf in decided_leaves(found):
         raise AttnSpecError(
-            f"`{program.name}` has no mask before a call: {chosen_text(leaf.pattern)}; call"
-            " `module.pairs(q, k)`"
+            f"`{program.name}` has no mask before a call: {chosen_text(leaf.pattern)};"
+            " `module.pairs(q, k)` of the compiled module gives them"
         )
     return found

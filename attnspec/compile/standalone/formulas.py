@@ -323,7 +323,9 @@ def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     low, high = ends_of("max", index)
     inside = low >= 0 and high < len(items)
     if not (inside or (page.scores and tensor_of(index))):
-        raise StandaloneError(f"the index `{flat(index)}` may be outside a list of {len(items)}")
+        raise StandaloneError(
+            f"the index `{flat(index)}` may be outside a list of length {len(items)}"
+        )
     listed = Expression(f"({', '.join(map(flat, items))}{',' * (len(items) == 1)})")
     kind = "real" if "real" in map(kind_of, items) else "int"
     if not tensor_of(index):
