@@ -58,15 +58,15 @@ _READ = "every query has read every key that it may read, directly or through ot
 MEANINGS = {
     "reach": f"`reach(layers = L)`: after L layers {_READ}",
     "depth": f"`depth`: the fewest layers after which {_READ}",
-    "diameter": "`diameter`: the most steps to a key that a query may read, in any layer and head",
-    "path_length": "`path_length`: the mean number of steps from a query to a key that it may read",
+    "diameter": "`diameter`: the most steps a query needs to reach a key, in any layer and head",
+    "path_length": "`path_length`: the mean number of steps that a query needs to reach a key",
     "stable": "`stable`: the keys of a query stay the same when positions are added after it",
 }
 """What claims mean whose name does not tell, for their refutations."""
 
 PATHS = (
-    "a path starts at the query, and leaves out layers in which it stays at its position;"
-    " layers count from 0, and the last layer of the spec repeats"
+    "a path starts at the query in the last layer and goes down to layer 0; it leaves out layers in"
+    " which it stays at its position; the last layer of the spec repeats"
 )
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"

@@ -271,7 +271,7 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     least = 0 if program.cross else n_q
     if not least <= count <= n_k:
         raise ValueError(
-            f"keys, the number of keys in use, must be between {least} and {n_k}, got {count}"
+            f"keys, how many are in use after this call, must be {least} to {n_k}, got {count}"
         )
     return along_keys(program, parts, call, lambda x, axis: x.narrow(axis, 0, count))
 

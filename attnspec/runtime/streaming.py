@@ -194,7 +194,7 @@ def _kernel(
             "`step` keeps a fixed number of keys, and"
             f" `{written(_unbounded(term, graph, promised))}`{place} may read any earlier key:"
             " pass `keep_all=True` to keep all keys, or use windows, blocks, first positions, or"
-            " `columns(x)` with `input x: tokens(at_most = 16)`"
+            " `columns(x)` of an input `x: tokens(at_most = N)`"
         )
     # an input that is read at earlier positions is kept with their keys
     reach = replace(bound, before=bound.before + lag)

@@ -339,9 +339,7 @@ def test_a_call_that_one_rank_refuses_fails_on_all_ranks() -> None:
     right, wrong = (Asked("input x: choices attend chosen(x)", 1, inputs=each) for each in lists)
     assert each_says(right, right) == [""] * 4
     for number, said in enumerate(each_says(right, wrong)):
-        assert (
-            "`x` must hold numbers of blocks" if number % 2 else "rank 1 refused its part"
-        ) in said
+        assert ("`x` must hold" if number % 2 else "rank 1 refused its part") in said
 
 
 def test_shards_of_other_lengths_and_sums_without_log_sum_exps_are_refused() -> None:
@@ -496,13 +494,13 @@ def test_parallelize_refuses_other_modules_and_partitions(alone: DeviceMesh) -> 
     spec = spec_of("extra_tokens 2 attend window(radius = 2)")
     layer: Any = attnspec.SelfAttention(spec, 8, 2)
     for wrong in (spec, layer):
-        with pytest.raises(TypeError, match=r"`spec.compile\(\)`, got .*`layer.attention`"):
+        with pytest.raises(TypeError, match=r"`layer\.attention`"):
             parallelize(wrong, alone)
     wrong = "contiguous"
     with pytest.raises(TypeError, match="partition must be that of a plan"):
         parallelize(layer.attention, alone, partition=wrong)
     two = cut("contiguous", 4, 2)
-    with pytest.raises(ValueError, match="the partition is one of 2 ranks, the mesh has 1"):
+    with pytest.raises(ValueError, match="2 ranks, and the mesh has 1"):
         parallelize(layer.attention, alone, partition=two)
     both: Any = attnspec.MultiheadAttention(8, 2, spec=spec_of(WINDOW), batch_first=True)
     x = torch.randn(1, 6, 8)

@@ -76,7 +76,8 @@ class TopK(DataDependent):
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.size not in (None, 1):
-            raise RelationError(f"`keys` counts single keys: `size` must be 1, got {self.size}")
+            what = f"`keys` chooses single keys, got `size = {self.size}`"
+            raise RelationError(f"{what}: leave `size` out, or choose `blocks`")
         if self.score == "dot" and self.block > 1:
             raise RelationError(
                 f"`score = dot` scores single keys, and blocks have {self.block}: write `score ="
