@@ -511,7 +511,7 @@ def test_parallelize_refuses_other_modules_and_partitions(alone: DeviceMesh) -> 
         with pytest.raises(ValueError, match="a rank has a shard of the sequence"):
             both(x, x, x, **more)
     layer.attention = parallelize(layer.attention, alone)
-    with pytest.raises(ValueError, match="has extra tokens, which stand before the whole"):
+    with pytest.raises(ValueError, match="has extra tokens before the whole"):
         layer(torch.randn(1, 6, 8))
 
 
