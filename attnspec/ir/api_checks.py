@@ -69,10 +69,11 @@ def _choices(
             f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, choices], got"
             f" {values.dtype} with the shape {list(values.shape)}"
         )
-    if values.size and not (-1 <= values.min() and values.max() < blocks):
+    wrong = values[(values < -1) | (values >= blocks)]
+    if len(wrong):
         raise AttnSpecError(
-            f"`{entry.name}` must hold numbers of blocks of {entry.size} keys, 0 to {blocks - 1},"
-            " or -1 for none"
+            f"`{entry.name}` must hold block numbers from 0 to {blocks - 1} (a block has"
+            f" {entry.size} keys), or -1 for no block, got {wrong[0]}"
         )
     return values
 

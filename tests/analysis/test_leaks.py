@@ -43,13 +43,13 @@ HEADS = "layers 5 heads 2 attend causal layer 3 {{ head 1 {{ attend {} }} }}"
         ("input x: ids attend same(x)", "`x` has one label for all tokens"),
         ("input x: ids attend ~same(x)", "`x` has a label for each token"),
         ("input x: length attend causal | prefix(x)", "`x` is 2"),
-        ("attend causal | lsh()", "where `lsh`"),
-        ("attend topk(size = 4, blocks = 1) - window(radius = 1)", "where `topk`"),
+        ("attend causal | lsh()", "`lsh` chooses this pair"),
+        ("attend topk(size = 4, blocks = 1) - window(radius = 1)", "`topk` chooses this pair"),
         # neither shown nor proven
         ("input x: ids attend same(x) & where(q // 2 >= k)", "is not checked: the pairs depend on"),
         (
             "attend lsh() & topk(size = 4, blocks = 1)",
-            "is not checked: the pairs of `lsh`",
+            "is not checked: the pairs of `lsh` are chosen from the tensors of each call",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def changed(**entries: object) -> str:
         (changed(rates={**asdict(TWICE), "pair": 0}), "seconds above 0, found 0"),
         (changed(rates={**asdict(TWICE), "pair": float("nan")}), "found nan"),
         (changed(threads="two"), "does not say where it was measured"),
-        (None, "ATTNSPEC_RATES"),
+        (None, "ATTNSPEC_RATES names this file, which does not exist"),
     ],
 )
 def test_a_damaged_file_is_named_and_the_default_rates_are_used(

@@ -111,7 +111,7 @@ def test_inputs_that_decide_need_no_tensors() -> None:
 def test_tensors_of_another_shape_are_refused(body: str) -> None:
     spec, fits = spec_of(f"attend {body}"), torch.zeros(1, 8, 4)
     for other in (torch.zeros(1, 9, 4), torch.zeros(1, 1, 8, 4), torch.zeros(1, 8, 4).int()):
-        with pytest.raises(ValueError, match="q and k of one sample"):
+        with pytest.raises(ValueError, match="`tensors` must be q and k of one sample"):
             spec.analyse(8, tensors=(fits, other))
     for wrong in (None, "k", object()):
         with pytest.raises(TypeError, match=r"k of `tensors` must be an array"):
@@ -122,7 +122,7 @@ def test_a_picture_is_of_a_sample_and_says_so() -> None:
     args = ["show", str(EXAMPLES / "routing_transformer.attn"), "-n", "48"]
     one, other = (CliRunner().invoke(main, args) for _ in range(2))
     assert (one.exit_code, one.output) == (0, other.output)
-    assert "a sample: " in one.output
+    assert "a sample: pairs that random queries and keys choose" in one.output
 
 
 def test_reach_says_that_tensors_choose() -> None:

@@ -124,7 +124,10 @@ def test_codes_of_many_buckets_and_chunks_take_more_than_two_bytes() -> None:
 def test_keys_must_be_the_queries(body: str) -> None:
     module, x = module_of(body), torch.randn(1, 2, 9, 6)
     inputs = {"h": torch.zeros(1, 1, 1, 9, dtype=torch.int64)} if "h:" in body else None
-    for k, why in ((x + 1, "pass k = q"), (x[:, :1], "as many heads as q")):
+    for k, why in (
+        (x + 1, "q must be k or the last rows of k"),
+        (x[:, :1], "as many heads as q"),
+    ):
         with pytest.raises(ValueError, match=why):
             module(x, k, k, inputs=inputs)
     assert module(x[:, :, 5:], x, x, inputs=inputs).shape == (1, 2, 4, 6)
@@ -222,7 +225,7 @@ def test_blocks_that_are_matched_are_those_of_real_keys(causal: str) -> None:
     padding = (torch.arange(23) >= 3).expand(2, 23)
     found = module(q, k, v, key_padding_mask=padding)[:, :, 3:]
     torch.testing.assert_close(found, module(*(x[:, :, 3:] for x in (q, k, v))), rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="max_blocks = 5 blocks, and 23 keys are 6"):
+    with pytest.raises(ValueError, match="max_blocks = 5 blocks, and 23 keys are 6 blocks of 4"):
         module(q, k, v)
 
 

@@ -329,7 +329,8 @@ def test_kernels_may_be_added_to_a_graph(mechanism: str) -> None:
 )
 def test_the_parentheses_that_a_hybrid_needs_are_offered(body: str) -> None:
     (found,) = refused(f"attention a {{ attend {body} }}")
-    assert "put the whole graph into parentheses" in (found.help or "")
+    shown = {f"put the whole graph into parentheses, `(A {x} B) + M`" for x in "|&-"}
+    assert found.help in shown
     meant = f"({body.replace('linear()', 'self').replace('+', '|')}) + linear()"
     assert spec_of(f"attend {meant}").program.attend().mechanism is not None
 
@@ -354,7 +355,7 @@ def test_one_of_several_is_chosen_by_name() -> None:
 @pytest.mark.parametrize("extents", ["4, 3", "3, 3, stride = 2", "6, 2, stride = 4"])
 def test_other_boxes_are_written_with_where(extents: str) -> None:
     found = refused(f"attention a {{ sequence grid(7, 8) attend neighborhood({extents}) }}")[0]
-    assert "`where`" in (found.help or "")
+    assert "`where`, as in `where(0 <= q.row - k.row < 4)`" in (found.help or "")
 
 
 @pytest.mark.parametrize(

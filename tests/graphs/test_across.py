@@ -112,7 +112,7 @@ def test_where_both_are_as_long_it_is_a_spec_of_one_sequence() -> None:
 def test_m_is_for_two_sequences_alone() -> None:
     spec = parse("attention a { attend full }")
     for asked in (spec.mask, spec.adjacency, spec.analyse, spec.plan):
-        with pytest.raises(AttnSpecError, match="got m = 3"):
+        with pytest.raises(AttnSpecError, match="got m = 3: `a` has one sequence"):
             asked(4, m=3)
     with pytest.raises(AttnSpecError, match="m must be between 0"):
         spec_of("attend full").mask(4, m=-1)
@@ -152,7 +152,7 @@ def test_figures_of_one_sequence_are_unknown_between_two() -> None:
         unknown = {"value": None, "quality": None, "note": "queries and keys are two sequences"}
         assert figure == unknown
     for ask in (report.hops, report.told, report.eccentricity, lambda i: report.path(i, 0)):
-        with pytest.raises(AttnSpecError, match="two sequences"):
+        with pytest.raises(AttnSpecError, match="two sequences, and keys read nothing"):
             ask(0)
     assert (report.symmetric, spec_of("attend full").analyse(9).symmetric) == (None, True)
     with pytest.raises(AttnSpecError, match="no tensors are analysed"):

@@ -58,7 +58,8 @@ def test_drawn_graphs_are_judged_as_brute_force_judges_them() -> None:
         (
             "causal attend window(radius = isqrt(n))",
             "refuted",
-            "query 2 reads 0 at n = 4, but not at n = 3; `window(radius = isqrt(n))`",
+            "query 2 reads 0 at n = 4, but not at n = 3; `window(radius = isqrt(n))` depends on n,"
+            " the number of positions: write a number in place of `isqrt(n)`",
         ),
         (
             "heads 2 causal attend self head 1 { attend columns(last(2)) }",
@@ -70,7 +71,11 @@ def test_drawn_graphs_are_judged_as_brute_force_judges_them() -> None:
         ("attend random(keys = 2) & causal", "refuted", "draws among all n keys: under the"),
         ("causal attend random(keys = 2)", "proven", ""),
         ("causal attend random_blocks(size = 3, blocks = 1)", "proven", ""),
-        ("causal attend shift(self, by = -2)", "refuted", "`shift(self, by = -2)`"),
+        (
+            "causal attend shift(self, by = -2)",
+            "refuted",
+            "`shift(self, by = -2)` has no pairs at the last position",
+        ),
         ("causal attend where((q - k) % n < 3)", "checked", ""),
         ("causal attend linear()", "proven", ""),
         ("attend linear()", "refuted", "`linear` mixes all positions: write the statement"),
@@ -79,9 +84,9 @@ def test_drawn_graphs_are_judged_as_brute_force_judges_them() -> None:
         (
             "causal attend window(radius = isqrt(n)) + linear()",
             "refuted",
-            "depends on n",
+            "depends on n, the number of positions",
         ),
-        ("causal attend favor(features = n)", "unchecked", "depends on n"),
+        ("causal attend favor(features = n)", "unchecked", "depends on n, the number of positions"),
         ("causal input x: tokens attend global(x)", "proven", ""),
         ("causal input x: tokens attend global(x - last(1))", "refuted", "`last(1)`"),
         ("causal input x: ids attend same(x) & window(radius = n)", "unchecked", "the input `x`"),
@@ -113,7 +118,7 @@ def test_stable_is_checked_for_each_head() -> None:
     body = "heads 4 causal attend shift(causal, by = 2 - head) require stable"
     (verdict,) = parse(f"attention a {{ {body} }}").verdicts
     assert verdict.status == "refuted"
-    assert "in head 3; `shift(causal, by = -1)`" in verdict.diagnostics[0].message
+    assert "in head 3; `shift(causal, by = -1)` has no pairs" in verdict.diagnostics[0].message
 
 
 def test_a_claim_at_a_length_is_about_the_lengths_up_to_it() -> None:

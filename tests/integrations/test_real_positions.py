@@ -118,13 +118,16 @@ def test_tokens_after_padding_on_the_right() -> None:
     convert(model, spec_of("sinks"))
     cache = hf.DynamicCache()
     rows_of(model, ids, {}, real, cache)
-    with pytest.warns(UserWarning, match='padding between tokens.*positions="real"'):
+    with pytest.warns(UserWarning, match='padding between tokens shifts .*positions="real"'):
         rows_of(model, new, {}, torch.cat([real, more], 1), cache)
 
 
 def test_the_warning_names_real_positions() -> None:
     model, spec = llama("eager"), spec_of("blocks")
-    with pytest.warns(UserWarning, match='names positions.*positions="real"'):
+    with pytest.warns(
+        UserWarning,
+        match='padding on the left shifts .*positions="real"',
+    ):
         convert(model, spec).model(tokens(4, N), attention_mask=REAL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

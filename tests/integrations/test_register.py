@@ -260,7 +260,7 @@ def test_padding_beside_rows_that_change_warns_once(body: str, words: str) -> No
 @pytest.mark.parametrize("body", ["attend columns(first(1))", "attend self | random(keys = 3)"])
 def test_positions_that_count_from_padding_on_the_left_warn(body: str) -> None:
     model = llama(named(f"attention a {{ causal {body} }}"))
-    with pytest.warns(UserWarning, match="names positions"):
+    with pytest.warns(UserWarning, match="padding on the left shifts the positions of all tokens"):
         hidden(model, tokens(3, 13), padded(13, left=True))
 
 
@@ -311,6 +311,8 @@ def test_inputs_that_are_not_there_or_too_short() -> None:
     refused(model, ids)
     length = named("attention l { input r: length causal attend prefix(r) | self }")
     with with_inputs(length, {"r": torch.tensor([7, 7])}):
-        assert "the length `r`" in refused(llama(length).generate, ids, **GREEDY)
+        assert "the length `r` grows with every generated token" in refused(
+            llama(length).generate, ids, **GREEDY
+        )
     message = refused(with_inputs("eager", {}).__enter__)
     assert "name must be that of a registered spec, got 'eager'" in message

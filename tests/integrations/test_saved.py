@@ -99,7 +99,7 @@ def test_the_model_card_says_what_was_converted(tmp_path: Path) -> None:
 def test_saving_warns_of_settings_that_no_config_holds(tmp_path: Path) -> None:
     convert(model := bert("eager"), attnspec.parse(WINDOW).compile())
     model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="was saved with"):
+    with pytest.warns(UserWarning, match="was saved with sparse attention"):
         hf.AutoModel.from_pretrained(tmp_path)
 
 

@@ -70,7 +70,7 @@ def test_the_ways_out_of_a_refused_trace_work() -> None:
         return found
 
     ways = r"call the module itself.* or export it under `attnspec.runtime.composed\(\)`"
-    with pytest.raises(RuntimeError, match="derivatives of an attention .*" + ways):
+    with pytest.raises(RuntimeError, match="second derivatives of an attention .*" + ways):
         compiled(given[0])
     exported = torch.export.export(module, given).module()
     with pytest.raises(RuntimeError, match="jvp.* of an attention is not computed .*" + ways):

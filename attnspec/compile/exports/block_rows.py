@@ -53,9 +53,8 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> B
     Raises TooMuch for more than `LIMITS.mask_bytes` of masks.
     """
     queries = n if m is None else m
-    layout = None
-    if size * size <= LIMITS.mask_bytes:
-        layout = tiles_of(relation, max(queries, n), size)
+    small = size * size <= LIMITS.mask_bytes
+    layout = tiles_of(relation, max(queries, n), size) if small else None
     if layout is None or len(layout.rows) * size * size > LIMITS.mask_bytes:
         raise TooMuch(
             f"the masks of blocks of {size} x {size} are more than {LIMITS.mask_bytes:,} bytes;"

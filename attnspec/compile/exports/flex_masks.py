@@ -223,7 +223,8 @@ class FlexMask:
 def _executed(program: Program, text: Text) -> dict[str, Any]:
     """The names of the file of some functions."""
     space: dict[str, Any] = {}
-    exec(compile(text.file(program, tuple(text.functions)), program.name, "exec"), space)
+    body = text.file(program, tuple(text.functions))
+    exec(compile(body, program.name, "exec", dont_inherit=True), space)
     return space
 
 
