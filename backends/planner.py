@@ -342,9 +342,9 @@ def candidates(
         )
     )
     chosen = listed[0]
-    if chosen.refusal is not None and backend != AUTO:
-        raise BackendError(REFUSES.format(backend, chosen.refusal))
     if chosen.refusal is not None:
+        if backend != AUTO:
+            raise BackendError(REFUSES.format(backend, chosen.refusal))
         some = (x for x in listed if work.mechanism is None or runs_mechanisms(x.backend))
         able = (f"`{x.backend.name}` refuses: {x.refusal}" for x in some if x.refusal != ON_REQUEST)
         raise BackendError(f"no backend runs this; {'; '.join(able)}")

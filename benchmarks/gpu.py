@@ -2,10 +2,9 @@
 
 First every spec of the zoo is checked against float64 in half precision, then the targets are timed
 beside FlexAttention, torch's own calls and flash-linear-attention. Each row is written as soon as
-it is known, so that a run that ends, by its time limit or otherwise, goes on behind the row where
-it ended when the command is given again; `--again` starts anew. The rows are measured in a process
-of its own, which ends where one hangs, and is begun again behind it. `--dry-run` goes through all
-of it on the CPU at lengths that mean nothing.
+it is known, so that a run that ends, by its time limit or in a row that hangs, goes on behind the
+row where it ended when the command is given again; `--again` starts anew. `--dry-run` goes through
+all of it on the CPU at lengths that mean nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import math
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,7 +142,8 @@ def rows(at: Settings) -> Iterator[tuple[str, str, Callable[[], Row]]]:
             for path, name in named:
                 spec = attnspec.load(path, name=name)
                 n = spec.program.fixed_length or length
-                for backend in ["auto"] if turn == 0 else able(spec, n, at):
+                backends = able(spec, n, at)
+                for backend in backends if turn else backends and ["auto"]:
                     for dtype in at.dtypes:
                         kind = str(dtype).removeprefix("torch.")
                         title = f"check {path.name}:{name}, n = {n}, {kind}, {backend}"
@@ -159,28 +158,28 @@ def timings(at: Settings) -> Iterator[tuple[str, Callable[[], Row]]]:
         for backend, p in (("triton", 0.0), ("flex", 0.0), ("triton", 0.1)):
             title = f"G0, {backend}{' with dropout' * (p > 0)}, {body}"
             yield title, partial(uninterrupted, at, body, backend, p)
-    for turn, n in enumerate(at.lengths):
+    for shape in at.shapes:
+        for name in SHAPE_PATTERNS:
+            for padded in (False, True):
+                title = f"G7, {name}, {shape}{', padded' * padded}"
+                yield title, partial(in_shape, at, name, shape, padded)
+    for name in EFFICIENCY:
+        yield f"G2, {name}, n = {at.long:,}", partial(efficiency, at, name)
+    yield f"G3, causal linear, n = {at.long:,}", partial(linear, at)
+    yield f"G4, window + global, n = {at.longest:,}", partial(longest, at)
+    yield f"G5, window | chosen, n = {at.long:,}", partial(chosen, at)
+    # FlexAttention compiles longest
+    for n in at.lengths:
         for name in BESIDE_FLEX:
             yield f"G1, {name}, n = {n:,}", partial(beside_flex, at, name, n)
-        if turn:
-            continue
-        for name in EFFICIENCY:
-            yield f"G2, {name}, n = {at.long:,}", partial(efficiency, at, name)
-        yield f"G3, causal linear, n = {at.long:,}", partial(linear, at)
-        yield f"G4, window + global, n = {at.longest:,}", partial(longest, at)
-        yield f"G5, window | chosen, n = {at.long:,}", partial(chosen, at)
-        for shape in at.shapes:
-            for name in SHAPE_PATTERNS:
-                for padded in (False, True):
-                    title = f"G7, {name}, {shape}{', padded' * padded}"
-                    yield title, partial(in_shape, at, name, shape, padded)
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 def able(spec: Spec, n: int, at: Settings) -> list[str]:
-    """Every backend that refuses no layer, but that of all pairs for a long sequence."""
+    """Every backend that refuses no layer, but that of all pairs for a long sequence; none where
+    the spec has no such length."""
     try:
         steps = spec.plan(n, at.device).steps
     except ValueError:
@@ -210,12 +209,17 @@ def checked(at: Settings, spec: Spec, n: int, dtype: torch.dtype, backend: str) 
     meant = spec.compile("auto" if alone else "dense", at.device, size).double()
     meant.load_state_dict({name: x.double() for name, x in module.state_dict().items()})
 
-    def run(module: Any, low: int, *x: torch.Tensor) -> torch.Tensor:
+    def run(module: Any, low: int, *x: torch.Tensor, turned: bool = False) -> torch.Tensor:
         # of a long graph the last queries alone are asked for
         out: torch.Tensor = module(x[0][:, :, low:], *x[1:], inputs=data or None)
-        return out[:, :, at_rows - low]
+        if not turned:
+            return out[:, :, at_rows - low]
+        # as models read it, so that the gradient has the strides of [B, n, H, d]
+        return out.transpose(1, 2)[:, at_rows - low].transpose(1, 2)
 
+    # one of each layout: no kernel may take the second for the first
     found = with_gradients(partial(run, module, 0), given, upstream)
+    found = with_gradients(partial(run, module, 0, turned=True), given, upstream)
     low = 0 if alone or decided else first
     exact = with_gradients(partial(run, meant, low), [x.double() for x in given], upstream.double())
     largest = max(float(x.abs().max()) for x in exact)
@@ -442,7 +446,8 @@ def run(path: Path, at: Settings, seconds: float, only: str | None) -> bool:
     figures |= {"versions": versions((*PACKAGES, "triton", "fla-core"))}
     start = perf_counter()
     for part, name, measure in rows(at):
-        if only not in (None, part) or name in figures[part]:
+        known = name in figures[part] and "earlier" not in figures[part][name]
+        if known or only not in (None, part):
             continue
         if perf_counter() - start > seconds * (CHECKS if (part, only) == ("checks", None) else 1):
             print(f"{part}: the time is over, give the command again to go on", flush=True)
@@ -476,20 +481,6 @@ def run(path: Path, at: Settings, seconds: float, only: str | None) -> bool:
     return True
 
 
-def attended(path: Path, seconds: float, command: Sequence[str]) -> int:
-    """Run the command, and again where its process ended, as long as there is time and it gets
-    further; its last exit status."""
-    start, known, status = perf_counter(), -1, 1
-    while (left := seconds - (perf_counter() - start)) > 0:
-        status = subprocess.run([*command, "--seconds", str(left)], check=False).returncode
-        count = sum(len(rows) for rows in read(path).values() if isinstance(rows, dict))
-        if status in (0, 2) or count == known:
-            break
-        known = count
-        print(f"the process ended with {status}: on behind the row that it was in", flush=True)
-    return status
-
-
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0]
@@ -497,7 +488,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3000.0, help="end after so long")
     parser.add_argument("--only", choices=("checks", "times"))
     parser.add_argument("--again", action="store_true", help="forget the rows that are there")
-    parser.add_argument("--here", action="store_true", help="in this process, which may hang")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small lengths")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the figures")
     options = parser.parse_args(arguments)
@@ -510,16 +500,7 @@ def main(arguments: Sequence[str]) -> int:
     path = options.results
     if options.again:
         path.unlink(missing_ok=True)
-    if options.here or options.dry_run:
-        return (
-            0
-            if run(path, DRY if options.dry_run else Settings(), options.seconds, options.only)
-            else 3
-        )
-    command = [sys.executable, "-m", "benchmarks.gpu", "--here", "--results", str(path)]
-    status = attended(
-        path, options.seconds, command + (["--only", options.only] if options.only else [])
-    )
+    there = run(path, DRY if options.dry_run else Settings(), options.seconds, options.only)
     found: Any = read(path)
     failed = [
         name
@@ -528,7 +509,7 @@ def main(arguments: Sequence[str]) -> int:
         if row.get("ok") is False
     ]
     print(f"{len(failed)} rows are not as they should be", *failed, sep="\n- ")
-    return status
+    return 0 if there else 3
 
 
 if __name__ == "__main__":

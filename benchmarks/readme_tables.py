@@ -199,8 +199,18 @@ def gpu_table(figures: Figures) -> str:
         lines.append(f"| {target} | {words} | {held} | {least} |")
     if "machine" in figures:
         where = f"{figures['machine'].get('accelerator')}; torch {figures['versions']['torch']}"
-        lines += ["", f"({where}. A ratio above 1 means that attnspec is faster.)"]
+        lines += [
+            "",
+            f"({where}. A ratio above 1 means that attnspec is faster.{_earlier(figures)})",
+        ]
     return "\n".join(lines)
+
+
+def _earlier(figures: Figures) -> str:
+    """Which rows earlier code gave, because the time of a later run ended before them."""
+    names = [name for name, row in figures["times"].items() if row.get("earlier")]
+    of = ", ".join(sorted({name.partition(",")[0] for name in names}))
+    return f" {len(names)} rows of {of} were timed with earlier code." if names else ""
 
 
 def _least(rows: Sequence[Figures], mode: str) -> str:

@@ -177,3 +177,12 @@ def test_the_version_is_one() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {__version__}\n" in citation
     assert attnspec.__version__ == __version__
+
+
+def test_gradients_of_torchs_attention_are_laid_out_as_its_outputs() -> None:
+    # with other strides cuDNN returned wrong ones on a GPU; in `bench` nothing is trained
+    for module, path in MODULES.items():
+        text = path.read_text(encoding="utf-8")
+        calls = re.findall(r"^ .*\bscaled_dot_product_attention\(", text, re.M)
+        if not module.startswith("attnspec.bench."):
+            assert len(calls) == text.count("out.is_cuda and out.requires_grad"), module

@@ -191,7 +191,7 @@ def ours(problem: Problem, backend: str) -> Attention:
 def rival(problem: Problem, name: str) -> Attention:
     """The attention of a rival; raises Refused."""
     if name == SDPA:
-        return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v)
+        return functional.scaled_dot_product_attention
     if name == MASK:
         return _masked(problem)
     if name == FLEX:
@@ -202,11 +202,14 @@ def rival(problem: Problem, name: str) -> Attention:
 def _masked(problem: Problem) -> Attention:
     """Dense attention with the spec's mask."""
     scale = _scale(problem)
-    if problem.decided:
-        pairs = problem.pairs
-        return lambda q, k, v: functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=pairs, scale=scale
-        )
+    mask = problem.pairs if problem.decided else _mask(problem)
+    return lambda q, k, v: functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale
+    )
+
+
+def _mask(problem: Problem) -> Tensor:
+    """The mask of the spec, bool [1, heads or 1, n, n]; raises Refused."""
     n, size = problem.n, problem.n**2 * len(problem.works)
     if n > LIMITS.mask or size > LIMITS.mask_bytes:
         raise Refused(f"its masks take {size / 2**30:,.1f} GiB, and the limit is 1 GiB")
@@ -216,15 +219,12 @@ def _masked(problem: Problem) -> Attention:
         dense = problem.spec.mask(n, problem.setting.layer, heads[0], inputs)
         mask.copy_(torch.from_numpy(dense))
     # with four dimensions torch keeps to its fast kernel
-    chosen = masks[None]
-    if len(masks) > 1:
-        numbers = torch.zeros(problem.setting.heads, dtype=torch.int64)
-        for number, (_, heads) in enumerate(problem.works):
-            numbers[list(heads)] = number
-        chosen = masks[None, numbers]
-    return lambda q, k, v: functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=chosen, scale=scale
-    )
+    if len(masks) == 1:
+        return masks[None]
+    numbers = torch.zeros(problem.setting.heads, dtype=torch.int64)
+    for number, (_, heads) in enumerate(problem.works):
+        numbers[list(heads)] = number
+    return masks[None, numbers]
 
 
 def _flex(problem: Problem) -> Attention:

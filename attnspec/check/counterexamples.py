@@ -155,8 +155,10 @@ def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: fl
 
 def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
     """A path as `900 -> 640 (layer 1) -> 3 (layer 0, head 2)`, the middle of long ones left out;
-    without `layered` layers are named only where the spec has several."""
-    layered |= stack.program.layer_count > 1
+    layers are named where the spec has them all, and without `layered` only where it has several.
+    """
+    count = stack.program.layer_count
+    layered = steps[0][0] < count and (layered or count > 1)
     shown_steps = []
     for layer, head, key in steps:
         names = [f"layer {layer}"] * layered + [f"head {head}"] * (stack.program.heads is not None)

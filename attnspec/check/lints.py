@@ -112,7 +112,7 @@ def _empty_rows(
             f"the graph is empty: no query has a key{slot} at n = {n:,}",
             span,
             "warning",
-            help="check its sizes; `A & B` has the pairs of both, `A - B` those of A without B",
+            help="`A & B` keeps pairs that are in A and in B, `A - B` those of A that are not in B",
         )
     rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
     queries = "1 query has" if len(empty) == 1 else f"{len(empty):,} queries have"

@@ -66,11 +66,12 @@ MEANINGS = {
 
 PATHS = (
     "a path starts at the query in the last layer and goes down to layer 0; it leaves out layers in"
-    " which it stays at its position; the last layer of the spec repeats"
+    " which it stays at its position"
 )
+REPEATED = "more layers than the spec has are counted as if its last layer were repeated"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
-WHERE_IT_HAS_A_VALUE = "claim it only where it has a value, by `for n >= …` or `at n = …`"
+WHERE_IT_HAS_A_VALUE = "restrict the claim to other lengths: add `for n >= …` or `at n = …` to it"
 
 
 @dataclass(frozen=True)
@@ -368,7 +369,8 @@ def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagn
 def _refuted(claim: Claim, n: int, counterexample: str, place: Place = EVERYWHERE) -> Diagnostic:
     message = f"`{claim.text}` does not hold at n = {n:,}{place.text}: {counterexample}"
     notes = [MEANINGS[claim.kind]] if claim.kind in MEANINGS else []
-    notes += [PATHS] if " -> " in counterexample and claim.kind in ("reach", "depth") else []
+    if " -> " in counterexample and claim.kind in ("reach", "depth"):
+        notes.append(PATHS if "(layer" in counterexample else REPEATED)
     return Diagnostic("A606", message, claim.span, notes=tuple(notes))
 
 

@@ -90,10 +90,11 @@ def class_name(name: str) -> str:
     """An attention's name in CamelCase; one that would hide a name of Python, or may be that of a
     constant, gets a suffix."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    if not camel[:1].isalpha():
+        return f"Attention{camel}"
     constant = camel.isupper() and len(camel) > 1
-    if not camel[:1].isalpha() or keyword.iskeyword(camel) or camel in OWN or constant:
-        return f"{camel}Attention" if camel[:1].isalpha() else f"Attention{camel}"
-    return f"{camel}Attention" if hasattr(builtins, camel) or camel == "torch" else camel
+    hidden = keyword.iskeyword(camel) or hasattr(builtins, camel) or camel in (*OWN, "torch")
+    return f"{camel}Attention" if hidden or constant else camel
 
 
 def constant(name: str, value: object) -> str:

@@ -145,10 +145,9 @@ def compare_mask(
     for each in wanted:
         relation, mask_here = stack.relation(length, layer, each), masks[each * (len(masks) > 1)]
         other = WrittenPairs(np.pad(mask_here, [(0, length - side) for side in mask_here.shape]))
-        both, slots = (relation, other), ((layer, each),)
-        one, second = only_in(*both, length), only_in(other, relation, length)
-        in_both = int(mask_here.sum()) - second.count
-        heads.append(Compared(slots, False, one, second, in_both, relations=both))
+        one, second = only_in(relation, other, length), only_in(other, relation, length)
+        in_both, both = int(mask_here.sum()) - second.count, (relation, other)
+        heads.append(Compared(((layer, each),), False, one, second, in_both, relations=both))
     pairs, queries = sides.queries * sides.keys, sides.queries if program.cross else None
     turned = pairs > 0 and all(
         not x.in_both and sum(side.count for side in _sides(x).values()) == pairs for x in heads
@@ -201,9 +200,7 @@ def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int
                 raise AttnSpecError(
                     f"the mask function fails at n = {sides[1]}: {first_line(error)}"
                 ) from error
-    wrong = np.argwhere(masks[-1] != masks[0])
-    if len(wrong):
-        head, query, key = wrong[0].tolist()
+    for head, query, key in np.argwhere(masks[-1] != masks[0])[:1].tolist():
         raise AttnSpecError(
             f"the mask function depends on the sample b: samples 0 and 1 differ in head {head} at"
             f" ({query}, {key}); to compare sample 0, pass `lambda b, h, q, k: mask_mod(b * 0, h,"
@@ -226,9 +223,7 @@ def _require_lists(mask: Any, found: np.ndarray) -> None:
         full = type(mask).from_kv_blocks(*(x[:1] for x in lists), BLOCK_SIZE=mask.BLOCK_SIZE)
         every = full.to_dense()[0].bool().cpu().numpy()
     some, every = (x.repeat(high, 1).repeat(wide, 2)[:, :m, :n] for x in (some, every))
-    wrong = np.argwhere((found & ~some) | (every & ~found))
-    if len(wrong):
-        head, query, key = wrong[0].tolist()
+    for head, query, key in np.argwhere((found & ~some) | (every & ~found))[:1].tolist():
         raise AttnSpecError(
             f"the block lists of the BlockMask and its mask function disagree in head {head} at"
             f" ({query}, {key}): compiled, FlexAttention would compute other pairs than uncompiled"

@@ -75,16 +75,16 @@ class Mesh:
         return values
 
     def agreed(
-        self, compute: Callable[[], tuple[T, Sequence[int]]], count: int, device: torch.device
+        self, compute: Callable[[], tuple[T, list[int]]], count: int, device: torch.device
     ) -> tuple[T, list[list[int]]]:
         """What this rank computes, and the `count` numbers that each rank has beside it; raises on
         every rank if one cannot compute it: its reason there, ValueError elsewhere."""
-        mine, wrong = cast("tuple[T, Sequence[int]]", (None, [0] * count)), None
+        mine, numbers, wrong = cast(T, None), [0] * count, None
         try:
-            mine = compute()
+            mine, numbers = compute()
         except (TypeError, ValueError) as error:
             wrong = error
-        every = self.everyones([wrong is None, *mine[1]], device)
+        every = self.everyones([wrong is None, *numbers], device)
         if wrong is not None:
             raise wrong
         bad = [rank for rank, answer in enumerate(every) if not answer[0]]
@@ -92,7 +92,7 @@ class Mesh:
             raise ValueError(
                 f"rank {bad[0]} refused its part of this call: see the error of that rank"
             )
-        return mine[0], [answer[1:] for answer in every]
+        return mine, [answer[1:] for answer in every]
 
 
 class _Travel(torch.autograd.Function):

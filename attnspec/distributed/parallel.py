@@ -328,9 +328,8 @@ parallelize = ParallelAttention
 
 def _random_state(device: torch.device) -> int:
     """What tells the random state of a device from others, from 1 to 2 ** 62."""
-    cpu = device.type == "cpu"
-    source: Any = torch.random if cpu else torch.get_device_module(device)
-    state = source.get_rng_state() if cpu else source.get_rng_state(device)
+    generators: Any = torch.get_device_module(device)
+    state = torch.get_rng_state() if device.type == "cpu" else generators.get_rng_state(device)
     return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
 
 

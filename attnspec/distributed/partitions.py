@@ -98,19 +98,25 @@ def by_residue(n: int, ranks: int, step: int) -> Partition | None:
         for residue in range(step)
         for low, high in _even(max(0, -((residue - n) // step)), parts)
     ]
-    ends = pairwise(rank * len(pieces) // ranks for rank in range(ranks + 1))
-    runs = tuple(tuple(pieces[first:end]) for first, end in ends)
+    runs = tuple(tuple(map(pieces.__getitem__, share)) for share in dealt(len(pieces), ranks))
     return Partition(f"by residue modulo {step}", n, runs, step)
 
 
-def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
+def dealt(count: int, ranks: int) -> list[range]:
+    """Which of so many things, such as key heads, are each rank's, where they are dealt out."""
+    ends = pairwise(rank * count // ranks for rank in range(ranks + 1))
+    return [range(low, high) for low, high in ends]
+
+
+def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray:
     """Whether no pair joins the positions before c with those from c on, bool [n - 1] for
-    0 < c < n; None where rows have no closed form, or one joins more than the `longest` part that
+    0 < c < n; nowhere if rows have no closed form, or one joins more than the `longest` part that
     is of use."""
+    nowhere = np.zeros(n - 1, bool)
     first, last = np.arange(n), np.arange(n)
     for at, closed in relation.closed_rows(n):
         if closed is None:
-            return None
+            return nowhere
         start, stop, step = np.broadcast_arrays(*closed)
         rows = np.arange(at, at + len(start))
         nonempty = stop > start
@@ -118,7 +124,7 @@ def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
         first[rows] = np.minimum(rows, np.where(nonempty, start, n).min(-1, initial=n))
         last[rows] = np.maximum(rows, np.where(nonempty, end, -1).max(-1, initial=-1))
         if (last[rows] - first[rows] >= longest).any():
-            return None
+            return nowhere
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
     cuts = np.arange(1, n)
@@ -147,11 +153,11 @@ def candidates(
     if least <= EVEN:
         return
     work = np.sum([each.astype(np.float64) for each in works], axis=0)
-    dealt = [head_tail(n, ranks)]
+    spread = [head_tail(n, ranks)]
     if n >= 2 * CHUNKS * ranks and CHUNKS * ranks <= MOST_RUNS:
         chunks = _dealt(_even(n, CHUNKS * ranks), work, ranks)
-        dealt.append(Partition("chunks by work", n, chunks))
-    for each in dealt:
+        spread.append(Partition("chunks by work", n, chunks))
+    for each in spread:
         # more runs have more rims: they are worth a plan where work comes out more evenly
         balance = max(balance_of(each.sums(one)) for one in works)
         if balance < least / EVEN:
@@ -159,8 +165,8 @@ def candidates(
             yield each
     free = np.ones(n - 1, bool)
     for relation in relations:
-        cuts_of = free_cuts(relation, n, n / ranks) if free.any() else None
-        free = free & (False if cuts_of is None else cuts_of)
+        if free.any():
+            free &= free_cuts(relation, n, n / ranks)
     cuts = _thinned(1 + np.flatnonzero(free), n)
     ends = list(pairwise([0, *cuts.tolist(), n]))
     if max(b - a for a, b in ends) <= n / ranks:
@@ -176,8 +182,8 @@ def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
     """Some of the cuts, at most a few for each of `MOST_RUNS` even parts."""
     if len(cuts) < 2 * MOST_RUNS:
         return cuts
-    part = cuts * (2 * MOST_RUNS) // n
-    return np.asarray(cuts[np.flatnonzero(np.diff(part, prepend=-1))], np.int64)
+    _, first = np.unique(cuts * (2 * MOST_RUNS) // n, return_index=True)
+    return cuts.take(first)
 
 
 def _even(count: int, parts: int) -> list[tuple[int, int]]:

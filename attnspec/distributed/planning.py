@@ -11,7 +11,7 @@ from hashlib import sha256
 import numpy as np
 
 from attnspec.distributed.exchange import Exchange, Reading, Tensors, between
-from attnspec.distributed.partitions import EVEN, Partition, balance_of, candidates
+from attnspec.distributed.partitions import EVEN, Partition, balance_of, candidates, dealt
 from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation, chosen_text
 from attnspec.graphs.stack import Sample, Stack, TooMuch
@@ -170,7 +170,7 @@ class DistributedPlan:
     @property
     def bytes(self) -> int:
         """The most bytes that a rank receives."""
-        return max(self.bytes_received, default=0)
+        return max(self.bytes_received)
 
     @property
     def bytes_gathered(self) -> int:
@@ -378,7 +378,7 @@ class Planner:
             if degrees is None:
                 return None
             keys = [head // t.ratio for head in heads]
-            mine = [sum(map(keys.count, dealt(r, ranks, t.key_heads))) for r in range(ranks)]
+            mine = [sum(map(keys.count, share)) for share in dealt(t.key_heads, ranks)]
             pairs[0] += degrees.sum(dtype=np.float64) * np.array(mine)
         return pairs
 
@@ -407,11 +407,6 @@ def _by_heads(work: Work) -> bool:
     return not each or read.issuperset(work.reads)
 
 
-def dealt(rank: int, ranks: int, count: int) -> range:
-    """Which of so many things, such as key heads, are a rank's, where they are dealt out."""
-    return range(rank * count // ranks, (rank + 1) * count // ranks)
-
-
 def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
     """The bytes of each link where sums over keys travel: each rank merges its share of their rows
     from all ranks, and gives every rank what it goes on from. With a share go the frames of all
@@ -426,7 +421,7 @@ def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
         if kept is None or (work.causal and not partition.in_order):
             return None
         many = len(heads if kept.by_head else key_heads(heads, t.ratio)) * t.batch
-        rows = np.array([len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)])
+        rows = np.array([len(share) for share in dealt(many * kept.features, ranks)])
         sums = rows * (t.value_dim + kept.divides + kept.keys) * unit
         there, back = there + sums + many * unit, back + sums
     return between(there), between(back.T)
@@ -435,9 +430,10 @@ def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
 def head_links(partition: Partition, t: Tensors, every: bool = False) -> Links:
     """The bytes of each link where every rank computes some heads at all positions, or `every` head
     and keeps its own positions."""
-    ranks, lengths = partition.ranks, np.array(partition.lengths, np.int64)
-    shares = np.array([len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)])
-    keys = t.key_heads + 0 * shares if every else shares
+    lengths = np.array(partition.lengths, np.int64)
+    keys = np.array([len(share) for share in dealt(t.key_heads, partition.ranks)])
+    back = keys * t.batch * t.ratio * t.value_dim * t.element
+    if every:
+        keys[:], back[:] = t.key_heads, 0
     there = keys * (t.ratio * t.query_bytes + t.key_bytes) + partition.n * t.batch * t.pairs
-    back = 0 if every else keys * t.batch * t.ratio * t.value_dim * t.element
-    return between(np.outer(lengths, there)), between(np.outer(back + 0 * keys, lengths))
+    return between(np.outer(lengths, there)), between(np.outer(back, lengths))

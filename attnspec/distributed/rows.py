@@ -129,7 +129,7 @@ def group_here(
     reading = torch.from_numpy(np.flatnonzero(may)).to(device)
 
     def steps(whole: Parts, mine: Parts, call: Call, kind: torch.dtype) -> Steps:
-        yield list(_asked(exchange, graph, links, moving, whole))
+        yield _asked(exchange, graph, links, moving, whole)
         # outputs get the share of the zero logit before they are rounded
         inner = torch.promote_types(kind, torch.float32) if adds_zero else kind
         q, k, v = (x.to(inner) for x in mine)

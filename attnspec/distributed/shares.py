@@ -22,7 +22,8 @@ from attnspec.backends.common.merging import LOWEST, Outputs, in_one_frame
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid import kernel_of
 from attnspec.distributed.collectives import Mesh, Piece, Run, gathered, tied, travel
-from attnspec.distributed.planning import ALL, DistributedPlan, dealt
+from attnspec.distributed.partitions import dealt
+from attnspec.distributed.planning import ALL, DistributedPlan
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Engine, Prepared
@@ -33,9 +34,8 @@ def heads_here(
 ) -> Run:
     """What one rank does for a layer: its heads, over the whole sequence."""
     ratio, count, every = plan.tensors.ratio, plan.tensors.key_heads, plan.layers[0].how == ALL
-    positions = (torch.from_numpy(plan.partition.positions(r)) for r in range(mesh.ranks))
-    rows = [x.to(device) for x in positions]
-    shares = [range(count) if every else dealt(r, mesh.ranks, count) for r in range(mesh.ranks)]
+    rows = [torch.from_numpy(plan.partition.positions(r)).to(device) for r in range(mesh.ranks)]
+    shares = [range(count)] * mesh.ranks if every else dealt(count, mesh.ranks)
     keys = shares[mesh.rank]
     heads = range(keys.start * ratio, keys.stop * ratio)
     works = engine.binder.works(layer, plan.tensors.heads, plan.n, plan.n)
@@ -117,7 +117,7 @@ def _exchanged(
     base = own.base if left is None else left
     base = sums.new_zeros(rows) if base is None else base.flatten()
     lines = sums.reshape(rows * features, width)
-    deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
+    deals = dealt(len(lines), mesh.ranks)
     mine, pieces = deals[mesh.rank], list[Piece]()
     for r, d in enumerate(deals):
         pieces.append((r, "sums", lines[d.start : d.stop], (len(mine), width)))

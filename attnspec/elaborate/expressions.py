@@ -262,7 +262,9 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
         case _:
             kinds = [kind_of(operand) for operand in operands]
             operator = node.operators[0]
-            message = f"a mechanism cannot be joined by `{operator}`, only as `GRAPH + MECHANISM`"
+            parts = [x.mechanism if isinstance(x, Hybrid) else x for x in operands]
+            name = next(x.name for x in parts if isinstance(x, Mechanism))
+            message = f"`{name}` is a mechanism, which is joined by `+` alone, not by `{operator}`"
             if operator == "+":
                 got = ", ".join(ARTICLES[kind] for kind in kinds)
                 message = f"`+` adds one mechanism to one graph, got {got}"
@@ -280,7 +282,7 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
         able = sorted(name for name, m in scope.work.mechanisms.items() if m.combines)
         advice = f"use one of {', '.join(able)}, or give the mechanism heads of its own"
         if declaration.combines:
-            advice = "leave that argument out"
+            advice = f"without that argument `{mechanism.name}` can be added"
         message = f"`{mechanism.name}` {alone}, so it cannot be added to a graph"
         scope.fail("A702", message, span, help=advice)
     return Hybrid(graph, mechanism)

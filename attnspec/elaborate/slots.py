@@ -249,7 +249,7 @@ def _check(leaf: Leaf, where: str, work: Work) -> None:
 def _misplaced(
     mechanism: Mechanism, work: Work, message: str, span: Span | None, advice: str = ""
 ) -> None:
-    advice = advice or "remove this statement, or move it to heads whose `attend` has no mechanism"
+    advice = advice or "remove it, or give it only to heads whose `attend` has no mechanism"
     related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
     work.collector.add("A705", message, span or mechanism.span, related=related, help=advice)
 

@@ -101,16 +101,13 @@ def _boxed(first: int, last: int, side: Boxed, size: int) -> Axis:
     doubled = (size // side.size).bit_length() - 1
     for step in range(doubled):
         box[rank - 1 - step % rank] *= 2
-    counts = [-(-extent // part) for extent, part in zip(side.extents, box, strict=True)]
-    places = np.indices(counts).reshape(rank, -1)
+    extents, sides = np.array([side.extents, box])[:, :, None]
+    places = np.indices(tuple(-(-extents // sides).ravel())).reshape(rank, -1)
     codes = _interleaved(places, doubled)
     order = np.argsort(codes)
-    low = tuple(at * part for at, part in zip(places[:, order], box, strict=True))
-    high = tuple(
-        np.minimum(at + part, extent) - 1
-        for at, part, extent in zip(low, box, side.extents, strict=True)
-    )
-    tiles = boxes_of(Grid(side.extents, side.offset), low, high)
+    low = places[:, order] * sides
+    high = np.minimum(low + sides, extents) - 1
+    tiles = boxes_of(Grid(side.extents, side.offset), tuple(low), tuple(high))
     return Axis(first, last, side, size, tiles, np.array([0, len(order)]), codes[order])
 
 

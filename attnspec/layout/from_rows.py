@@ -67,7 +67,7 @@ def tables_of(
 
 def _rows(side: Axis) -> np.ndarray:
     """The rows of each tile of a side, int [tiles, size], -1 for none."""
-    return np.where(side.positions < 0, -1, side.positions - side.first)
+    return np.asarray(np.maximum(side.positions - side.first, -1))
 
 
 def _strips(layout: StepLayout) -> list[Strip]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from itertools import product
+from itertools import chain, product
 from math import lcm, prod
 from typing import TypeAlias
 
@@ -101,32 +101,28 @@ def terms_of(relation: Relation) -> tuple[Relation, ...]:
 
 
 def _intersection(terms: tuple[Relation, ...]) -> Relation:
-    flat: list[Relation] = []
-    for term in terms:
-        flat.extend(term.terms if isinstance(term, Intersection) else (term,))
-    distinct = tuple(dict.fromkeys(flat))
+    flat = (x.terms if isinstance(x, Intersection) else (x,) for x in terms)
+    distinct = tuple(dict.fromkeys(chain.from_iterable(flat)))
     return distinct[0] if len(distinct) == 1 else Intersection(distinct)
 
 
 def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     """The orders worth trying for a term of `terms_of`, the natural one first."""
-    orders = {NATURAL: None}
     leaves = term.terms if isinstance(term, Intersection) else (term,)
     steps = [step for leaf in leaves for step in leaf.strides(n)]
     if steps:
         # an intersection of residues is a residue of the least common multiple
         queries, keys = zip(*steps, strict=True)
         steps = [(lcm(*queries), lcm(*keys)), *steps]
-    orders |= {Order(q, k): None for q, k in steps if max(q, k) <= LIMITS.classes}
+    orders = [NATURAL, *(Order(q, k) for q, k in steps if max(q, k) <= LIMITS.classes)]
     rows, columns = zip(*(leaf.listing(n) for leaf in leaves), strict=True)
-    orders[Order(_listed(rows), _listed(columns))] = None
+    orders.append(Order(_listed(rows), _listed(columns)))
     by_label = _by_label(term, [known for leaf in leaves if (known := leaf.classes(n)) is not None])
-    orders[Order(by_label, by_label)] = None
+    orders.append(Order(by_label, by_label))
     for grid in filter(None, (leaf.boxes() for leaf in leaves)):
         keys_of = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))
-        for cells in BOXES:
-            orders[Order(Boxed(*grid, _box(grid[0], cells)), keys_of)] = None
-    return tuple(orders)[: LIMITS.orders]
+        orders += [Order(Boxed(*grid, _box(grid[0], cells)), keys_of) for cells in BOXES]
+    return tuple(dict.fromkeys(orders))[: LIMITS.orders]
 
 
 def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:

@@ -147,17 +147,16 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
         term: _best(term, n_q, n_k, orders_of(term, n_k), means).order
         for term in terms_of(relation)
     }
-    apart = [term for term, order in orders.items() if order != NATURAL]
-    if not apart:
-        return (whole,)
-    steps: list[Banded] = []
-    for index, term in enumerate(apart):
-        rest = without(term, tuple(apart[:index]))
-        steps.append(_best(rest, n_q, n_k, (orders[term],), means))
     natural = tuple(term for term, order in orders.items() if order == NATURAL)
+    parts = [term for term in orders if term not in natural]
+    if not parts:
+        return (whole,)
     if natural:
-        others = without(natural[0] if len(natural) == 1 else Union(natural), tuple(apart))
-        steps.append(_best(others, n_q, n_k, (NATURAL,), means))
+        parts.append(natural[0] if len(natural) == 1 else Union(natural))
+    steps: list[Banded] = []
+    for index, part in enumerate(parts):
+        rest = without(part, tuple(parts[:index]))
+        steps.append(_best(rest, n_q, n_k, (orders.get(part, NATURAL),), means))
     return tuple(steps) if seconds_of(steps, n_q) < seconds_of((whole,), n_q) else (whole,)
 
 

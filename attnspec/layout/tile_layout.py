@@ -6,7 +6,7 @@ only where masks do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -44,9 +44,7 @@ class StepLayout:
     def chosen(self, entries: np.ndarray) -> StepLayout:
         """The same of some entries, bool."""
         starts = np.concatenate([[0], np.cumsum(entries)])[self.starts]
-        return StepLayout(
-            self.q, self.k, starts, self.keys[entries], self.kinds[entries], self.masks
-        )
+        return replace(self, starts=starts, keys=self.keys[entries], kinds=self.kinds[entries])
 
 
 @lru_cache(maxsize=64)
@@ -64,8 +62,7 @@ def step_layout(tiling: Tiling) -> StepLayout:
     q_all, k_all = np.concatenate([q_full, rows[kept]]), np.concatenate([k_full, columns[kept]])
     kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds[kept]])
     inside = np.argsort(q_all * k.count + k.ranked(k_all))
-    starts = np.zeros(q.count + 1, np.int64)
-    np.cumsum(np.bincount(q_all, minlength=q.count), out=starts[1:])
+    starts = np.concatenate([[0], np.cumsum(np.bincount(q_all, minlength=q.count))])
     return StepLayout(q, k, starts, k_all[inside], kinds[inside], masks)
 
 

@@ -113,10 +113,9 @@ class _Level:
 def classify(tiling: Tiling) -> tuple[Pairs, Pairs]:
     """The pairs of tiles that the cover calls FULL, and those undecided; raises TooFine."""
     levels = _levels(tiling, exact=True)
-    last = levels[-1]
-    full = [_children((each.q, each.k), (last.q, last.k), *each.of(FULL)) for each in levels]
+    full = [_full_tiles(each, tiling.axes) for each in levels]
     rows, columns = (np.concatenate(side) for side in zip(*full, strict=True))
-    return (rows, columns), last.of(SOME)
+    return (rows, columns), levels[-1].of(SOME)
 
 
 @lru_cache(maxsize=256)
@@ -131,13 +130,12 @@ def survey(tiling: Tiling) -> Survey:
             tiling = tiling.coarser
     levels = _levels(tiling)
     level = levels[-1]
-    with_pairs = [*((each, each.of(FULL)) for each in levels), (level, level.of(SOME))]
-    parts = [_spread((each.q, each.k), fine, *pairs) for each, pairs in with_pairs]
-    counts = [
+    parts = [*(_spread(each, FULL, fine) for each in levels), _spread(level, SOME, fine)]
+    *counts, undecided = (
         each.weight * float((end - begin).sum())
-        for (each, _), (_, begin, end) in zip(with_pairs, parts, strict=True)
-    ]
-    full, undecided = sum(counts[:-1]), counts[-1]
+        for each, (_, begin, end) in zip((*levels, level), parts, strict=True)
+    )
+    full = sum(counts)
     if level.q.size != fine[0].size and undecided:
         # only a table of all edges could say more; edges fall into tiles as balls into bins
         undecided *= -np.expm1(-edges_of(relation, tiling.n_q, tiling.n_k) / undecided)
@@ -150,12 +148,13 @@ def survey(tiling: Tiling) -> Survey:
 
 
 def _spread(
-    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
+    above: _Level, kind: int, below: tuple[Axis, Axis]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each finer tile of queries in pairs of coarse ones: its number, and the first of the
+    """For each finer tile of queries in a level's pairs of a kind: its number, and the first of the
     finer tiles of keys and the one behind the last."""
-    begin, end = above[1].inside(below[1], columns)
-    row = _finer(above[0], below[0], rows)
+    rows, columns = above.of(kind)
+    begin, end = above.k.inside(below[1], columns)
+    row = _finer(above.q, below[0], rows)
     begin, end, row = np.broadcast_arrays(begin[:, None], end[:, None], row)
     there = row >= 0
     return row[there], begin[there], end[there]
@@ -239,11 +238,9 @@ def _cover(tiling: Tiling, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return kinds
 
 
-def _children(
-    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
-) -> Pairs:
-    """The pairs of finer tiles inside pairs of coarse ones."""
-    row, begin, end = _spread(above, below, rows, columns)
+def _full_tiles(above: _Level, below: tuple[Axis, Axis]) -> Pairs:
+    """The pairs of finer tiles inside the FULL pairs of a level."""
+    row, begin, end = _spread(above, FULL, below)
     counts = end - begin
     before = np.cumsum(counts) - counts
     return np.repeat(row, counts), np.arange(counts.sum()) + np.repeat(begin - before, counts)

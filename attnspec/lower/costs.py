@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import TypeAlias
@@ -154,6 +154,15 @@ def dense_seconds(work: Work) -> float:
     """Seconds of torch's dense attention, without a mask, for one head of size 64, forward: what
     every other way is measured against."""
     return work_seconds("torch", work, call=1, pair=work.n_q * work.n_k)
+
+
+class Weighed:
+    """A backend whose estimate is that of the amounts that it says a work takes."""
+
+    amounts: Callable[[Work], Amounts]
+
+    def cost(self, work: Work) -> float:
+        return seconds_for(self.amounts(work), work.device)
 
 
 @dataclass(frozen=True)

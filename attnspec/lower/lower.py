@@ -160,14 +160,14 @@ class Binder:
                 work = self._kept.get(key, bound)
             else:
                 work = bound()
-            longest = None if work.mechanism is None else work.mechanism.longest
-            if work.mechanism is not None and longest is not None and n_k > longest:
+            mechanism = work.mechanism
+            if mechanism is not None and n_k > (mechanism.longest or n_k):
                 raise BindError(
-                    f"`{work.mechanism.name}` is learned for at most max_length = {longest}"
+                    f"`{mechanism.name}` is learned for at most max_length = {mechanism.longest}"
                     f" positions, got n = {n_k}",
                     program.attends[index].span,
                 )
-            length = n_k if crossing is None or work.mechanism is not None else crossing.length
+            length = n_k if crossing is None or mechanism is not None else crossing.length
             groups.setdefault(replace(work, n_q=n_q, n_k=length), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
 
@@ -219,7 +219,7 @@ def layers_of(
 def _asks(attend: Attend, predicates: bool = True) -> set[str]:
     """What the work of an attend depends on: `n`, `grid`, `layer`, `head` and other symbols, those
     of its `predicates` as well."""
-    names = set(symbols(attend.scale)) if attend.scale is not None else set()
+    names = set(symbols(attend.scale or 0))
     for score in attend.scores:
         read = {name for _, value in score.arguments for name in symbols(value)}
         # an expression has a number of each head

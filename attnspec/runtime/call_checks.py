@@ -91,7 +91,7 @@ def check_layer(program: Program, layer: int) -> int:
     """The layer as an integer that the program has."""
     most = "" if program.layers is None else f", 0 to {program.layers - 1},"
     layer = index_of(f"layer{most}", layer)
-    if layer < 0 or (program.layers is not None and layer >= program.layers):
+    if not 0 <= layer < (program.layers or layer + 1):
         allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
         raise ValueError(f"layer must be {allowed}, got {layer}")
     return layer
@@ -99,11 +99,10 @@ def check_layer(program: Program, layer: int) -> int:
 
 def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
-    for name, x in zip("qkv", (q, k, v), strict=True):
-        check_strided(name, x)
+    check_dense(q, k, v)
     for name, x in zip("qkv", (q, k, v), strict=True):
         if x.dim() != 4:
-            raise ValueError(f"{name} must have the axes [B, H, n, d], got {_shapes(q, k, v)}")
+            raise ValueError(f"{name} must have the axes [B, H, n, d], got {shapes_of(q, k, v)}")
     if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(
             "q, k and v must have one floating type of 16 to 64 bits,"
@@ -136,10 +135,17 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
                 more = f" (are these [B, n, H, d]? then transpose the axes 1 and 2){more}"
             if longer and kept:
                 more += "; for keys of another sequence write `cross` in the spec"
-            raise ValueError(f"{why}, got {_shapes(q, k, v)}{more}")
+            raise ValueError(f"{why}, got {shapes_of(q, k, v)}{more}")
 
 
-def _shapes(*parts: Tensor) -> str:
+def check_dense(*parts: Tensor) -> None:
+    """Raises TypeError unless q, k and v are dense tensors."""
+    for name, x in zip("qkv", parts, strict=True):
+        check_strided(name, x)
+
+
+def shapes_of(*parts: Tensor) -> str:
+    """The shapes of q, k and v, in words."""
     return ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", parts, strict=True))
 
 
@@ -215,9 +221,9 @@ def check_names(program: Program, inputs: Inputs) -> Mapping[str, Tensor]:
 def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor:
     (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
     shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
+    name, axes = f"the input `{entry.name}`", KINDS[entry.kind][2]
     if entry.kind in PER_HEAD:
         # how many blocks, columns or rounds there must be is for what reads it to say
-        name, axes = f"the input `{entry.name}`", KINDS[entry.kind][2]
         check_strided(name, tensor)
         shape = tuple(tensor.shape)
         sizes = {"B": batch, "H": heads, "H_kv": key_heads, "n_q": n_q, "n_k": n_k, "1": 1}
@@ -229,7 +235,7 @@ def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor |
         if len(shape) != 4 or not all(size in fits or not fits for fits, size in rows):
             said = ", ".join(f"{x} = {size}" for x, size in sizes.items() if x != "1")
             raise ValueError(f"{name} must have the shape {axes} with {said}, got {list(shape)}")
-    check_tensor(f"the input `{entry.name}`", tensor, entry.kind, shape, q.device)
+    check_tensor(name, tensor, entry.kind, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
         return tensor.long().clamp(min=0).view(-1, 1, 1)

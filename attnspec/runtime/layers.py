@@ -17,7 +17,7 @@ from attnspec.backends.common.merging import merged
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
-from attnspec.ir.api_checks import index_of, length_of
+from attnspec.ir.api_checks import length_of
 from attnspec.ir.program import EXPRESSION, Attend, Leaf, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Symbol
 from attnspec.ir.serial import plan_data
@@ -88,9 +88,8 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         core = _core(spec, embed_dim, num_heads, layer, backend)
-        self.attention, self._drawn_as, self.shared, width, self.num_heads = core
-        self.layer, self.embed_dim = index_of("layer", layer), width
-        self.dropout = check_dropout(dropout, "dropout")
+        self.attention, self.layer, self._drawn_as, self.shared, width, self.num_heads = core
+        self.embed_dim, self.dropout = width, check_dropout(dropout, "dropout")
         program = self.attention.program
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
@@ -103,7 +102,7 @@ class SelfAttention(nn.Module):
         self.read = _read_by(program)
         key_heads = self.num_heads if num_kv_heads is None else num_kv_heads
         self.num_kv_heads, self.rotary = length_of(key_heads, "num_kv_heads", 1), rotary
-        self._check_options(self.num_kv_heads, rotary)
+        self._check_options()
         keys = width // self.num_heads * self.num_kv_heads
         self.widths = [width if name == "q" else keys for name in self.read]
         if self.read:
@@ -114,9 +113,10 @@ class SelfAttention(nn.Module):
             self.extra = nn.Parameter(torch.empty(self.extra_tokens, width))
         self._start(None)
 
-    def _check_options(self, key_heads: int, rotary: Any) -> None:
+    def _check_options(self) -> None:
         """Raises unless the heads of keys divide those of queries, `rotary` is callable, and both
         are for layers that have queries and keys."""
+        key_heads, rotary = self.num_kv_heads, cast(object, self.rotary)
         if self.num_heads % key_heads:
             raise ValueError(
                 f"num_kv_heads must divide num_heads, got num_kv_heads = {key_heads} and num_heads"
@@ -302,7 +302,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         backend: str = "auto",
     ) -> None:
         core = _core(spec, embed_dim, num_heads, layer, backend, two=True)
-        attention, drawn_as, shared, width, heads = core
+        attention, checked, drawn_as, shared, width, heads = core
         _check_attends(attention.program, add_bias_kv, add_zero_attn)
         more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         super().__init__(width, heads, check_dropout(dropout, "dropout"), bias, *more)
@@ -310,7 +310,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         # this is true, and its forward, with the spec, never
         self._qkv_same_embed_dim = False
         self.attention = attention.to(device=device, dtype=dtype)
-        self.layer, self._drawn_as, self.shared = index_of("layer", layer), drawn_as, shared
+        self.layer, self._drawn_as, self.shared = checked, drawn_as, shared
         self.one_sequence = _why_one_sequence(attention.program)
 
     def _reset_parameters(self) -> None:
@@ -558,9 +558,9 @@ def _why_one_sequence(program: Program) -> str:
 
 def _core(
     spec: Any, embed_dim: int, num_heads: int | None, layer: int, backend: str, two: bool = False
-) -> tuple[CompiledAttention, int, tuple[int, ...], int, int]:
-    """The attention of one layer of a spec, the number it is called by, the heads whose keys are
-    their queries, the width and the heads; raises unless these fit, `cross` for `two`"""
+) -> tuple[CompiledAttention, int, int, tuple[int, ...], int, int]:
+    """The attention of one layer of a spec, the layer, the number it is called by, the heads whose
+    keys are their queries, the width and the heads; raises unless these fit, `cross` for `two`"""
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
@@ -598,7 +598,7 @@ def _core(
     row = enumerate(program.row())
     shared = tuple(head for head, slot in row if shares_keys(program.attends[slot].graph))
     # layers that compute the same are one to what traces them
-    return attention, attention.engine.binder.alike(layer), shared, width, heads
+    return attention, layer, attention.engine.binder.alike(layer), shared, width, heads
 
 
 def _with_shared(shared: tuple[int, ...], q: Tensor, k: Tensor) -> Tensor:

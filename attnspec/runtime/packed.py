@@ -23,10 +23,11 @@ from attnspec.runtime.call_checks import (
     PER_HEAD,
     Inputs,
     Parts,
+    check_dense,
     check_layer,
     check_names,
-    check_strided,
     check_tensor,
+    shapes_of,
 )
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import count_of
@@ -195,14 +196,11 @@ def _checked_ends(
 ) -> tuple[Tensor, Tensor]:
     """Where the queries and the keys of documents end; raises unless q, k and v are [T, H, d] of
     such documents. What is left the module checks."""
-    named = {"q": q, "k": k, "v": v}
-    for name, x in named.items():
-        check_strided(name, x)
+    check_dense(q, k, v)
     alike = cu_seqlens_k is None
-    if {x.dim() for x in named.values()} != {3} or {len(v), len(q if alike else k)} != {len(k)}:
-        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
-        fewer = "; for fewer queries than keys pass cu_seqlens_k, too" * alike
-        raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}{fewer}")
+    if not q.dim() == k.dim() == v.dim() == 3 or {len(v), len(q if alike else k)} != {len(k)}:
+        got = shapes_of(q, k, v) + "; for fewer queries than keys pass cu_seqlens_k, too" * alike
+        raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {got}")
     if is_watched(q):
         raise ValueError(
             "a traced program cannot count documents: call `attnspec.packed` outside of the"

@@ -30,9 +30,9 @@ SMALLEST = 1e-290
 """A weight below it may be rounded to 0 by one way of computing it and not by another."""
 
 
-def moderate(works: Works, heads: int) -> tuple[Tensor, Tensor]:
-    """What random queries and keys are multiplied by, powers of 2, float64 [heads, 1, 1], so that
-    no score is far above 1: of larger ones rounding decides which keys weigh anything."""
+def moderate(works: Works, heads: int) -> Tensor:
+    """What random queries and keys are multiplied by, powers of 2, float64 [2, heads, 1, 1], so
+    that no score is far above 1: of larger ones rounding decides which keys weigh anything."""
     factors = torch.ones(2, heads, 1, 1, dtype=torch.float64)
     for work, members in works:
         largest = max(1.0, abs(work.scale or 0.0) * math.sqrt(SIZE))
@@ -45,7 +45,7 @@ def moderate(works: Works, heads: int) -> tuple[Tensor, Tensor]:
         factors[0, list(members)] = _power(min((1.0, *caps)) / largest)
         if isinstance(work.mechanism, Rbf):
             factors[:, list(members)] = _power(min(1.0, work.mechanism.sigma / math.sqrt(SIZE)))
-    return factors[0], factors[1]
+    return factors
 
 
 def _power(x: float) -> float:
@@ -70,6 +70,6 @@ def row_fault(name: str, found: Tensor, exact: Tensor, bound: float) -> tuple[in
     wrong = ~(errors <= bound)
     if not wrong.any():
         return None
-    row = int(wrong.view(len(errors), -1).any(1).nonzero()[0, 0])
+    row = int(wrong.nonzero()[0, 0])
     error = errors[row].max().item()
     return row, f"the {name} errs by {error:.3g} in row {row}, and {bound:.3g} is allowed"

@@ -51,9 +51,9 @@ def drawn(entry: Input, n: int, n_q: int) -> Tensor:
 def words_of(program: Program, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
     """What such inputs are, in words, each with its name."""
     words = []
-    for name, kind in ((entry.name, entry.kind) for entry in program.inputs):
-        x = inputs[name]
-        match kind:
+    for entry in program.inputs:
+        x = inputs[entry.name]
+        match entry.kind:
             case "tokens":
                 what = f"{int(x.sum()):,} of {x.shape[1]:,} tokens"
             case "ids":
@@ -63,8 +63,8 @@ def words_of(program: Program, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
             case "length":
                 what = f"{int(x):,}"
             case _:
-                what = f"random {kind} {list(x.shape)}"
-        words.append(f"`{name}` {what}")
+                what = f"random {entry.kind} {list(x.shape)}"
+        words.append(f"`{entry.name}` {what}")
     return tuple(words)
 
 

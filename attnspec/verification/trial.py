@@ -28,6 +28,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Heads, Work, Works
 from attnspec.runtime.call_checks import check_inputs, taken_apart
+from attnspec.runtime.engine import rows_of
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, time_text
 from attnspec.verification.numbers import (
@@ -113,11 +114,8 @@ class Meaning:
 
     def learned_by(self, heads: Sequence[int], learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What some heads have learned, [h or 1, …], by what the formula calls it."""
-        parameters = {}
-        for called, name in self.learned:
-            rows = learned[name][self.trial.layers[-1] if len(learned[name]) > 1 else 0]
-            parameters[called] = rows[list(heads)] if len(rows) > 1 else rows
-        return parameters
+        layer, chosen = self.trial.layers[-1], torch.tensor(heads)
+        return {called: rows_of(learned[name], layer, chosen) for called, name in self.learned}
 
     def chunks(
         self, numbers: Numbers, steady: bool = False
@@ -156,7 +154,7 @@ class Meaning:
     def _symbols(self, places: Tensor) -> dict[str, Tensor]:
         """What expressions of scores read, broadcastable to [1, 1, 1, 1, rows, n]."""
         trial = self.trial
-        read = inputs_read(self.work, trial.call, trial.n_q, places, (1, 1))
+        read = inputs_read(self.work, trial.call, trial.n_q, places, 1)
         return {"q": (places + trial.first)[:, None], "k": torch.arange(trial.n), **read}
 
     def _alone(self, head: int, numbers: Numbers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -179,10 +177,8 @@ class Meaning:
         return most * max(size, most)
 
 
-def results(
-    meanings: Sequence[Meaning], numbers: Numbers, *, sized: bool
-) -> tuple[Numbers, tuple[float, ...]]:
-    """What heads are meant to compute and, if `sized`, the largest numbers [H] that stand in it, or
+def results(meanings: Sequence[Meaning], numbers: Numbers) -> tuple[Numbers, tuple[float, ...]]:
+    """What heads are meant to compute and, in float64, the largest numbers [H] that stand in it, or
     would without the part of the gradients that goes through the sums of weights: the two parts may
     cancel, and leave the roundings of numbers of that size."""
 
@@ -190,7 +186,7 @@ def results(
         return chain.from_iterable(each.chunks(followed, steady) for each in meanings)
 
     plain = swept(chunks, numbers)
-    if not sized:
+    if numbers["q"].dtype != torch.float64:
         return plain, ()
     steady = swept(partial(chunks, steady=True), numbers)
     every = [*(plain[name] for name in NAMES), *(steady[name] for name in "qkv")]
@@ -224,11 +220,11 @@ def swept(chunks: Callable[[Numbers], Iterable[tuple[Any, Tensor]]], numbers: Nu
 
 def numbers_fault(
     meaning: Meaning, found: Numbers, exact: Numbers, rough: Numbers | None, sizes: Sequence[float]
-) -> tuple[int, int | None, str] | None:
+) -> tuple[int, int | None, str | None]:
     """The first of the numbers of a module that errs too much: its head, the place of the query
-    where it is one of its outputs, and what is wrong. `exact` are those of the definition in
-    float64, the largest of each head `sizes`, and `rough` those in the type of the module, None for
-    float64."""
+    where it is one of its outputs, and what is wrong, None if nothing. `exact` are those of the
+    definition in float64, the largest of each head `sizes`, and `rough` those in the type of the
+    module, None for float64."""
     three = found, exact, rough or exact
     rows: list[Any] = [
         (word, head, [x[name][head] for x in three], sizes[head])
@@ -251,7 +247,7 @@ def numbers_fault(
         fault = row_fault(name, mine, right, bound)
         if fault is not None:
             return head, fault[0] if name == "output" else None, fault[1]
-    return None
+    return meaning.heads[0], None, None
 
 
 @dataclass(eq=False)
@@ -387,12 +383,11 @@ class Trial:
             for each in meanings:
                 if not (single or each.weighs):
                     continue
-                fault = numbers_fault(each, found, exact, rough, sizes)
-                text = None if fault is None else fault[2]
-                if fault is not None and fault[1] is not None and not single:
-                    text = self._pair_fault(each, fault[0], fault[1], drawn) or text
+                head, place, fault = numbers_fault(each, found, exact, rough, sizes)
+                if place is not None and not single:
+                    fault = self._pair_fault(each, head, place, drawn) or fault
                 what = _COMPARED[each.formula, kind] + SHARED * each.shared
-                yield self.check(each, what, text, len(self.rows))
+                yield self.check(each, what, fault, len(self.rows))
 
     def decided_checks(self) -> Iterator[Check]:
         """What is compared of graphs that tensors decide, of all heads together: with the dense
@@ -497,8 +492,7 @@ class Trial:
             self.rows.tobytes(),
             *(x.numpy().tobytes() for x in numbers.values()),
         )
-        sized = numbers["q"].dtype == torch.float64
-        return self.known.get(key, lambda: results(meanings, numbers, sized=sized))
+        return self.known.get(key, lambda: results(meanings, numbers))
 
     def called(self, module: CompiledAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The outputs [H, n_q, d] of a module."""

@@ -94,14 +94,20 @@ def filled(rows: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(np.take_along_axis(rows, before, axis=1), 0))
 
 
+def places_of(rows: np.ndarray, count: int) -> np.ndarray:
+    """The place among rows int [m], -1 for none, of each of so many, m where it has none."""
+    place = np.full(count, len(rows))
+    place[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+    return place
+
+
 class ComposedStep:
     """The batches of one step, and where each query stands among theirs."""
 
     def __init__(self, batches: Sequence[Batch], n_q: int, device: torch.device) -> None:
         self.batches = [DeviceBatch(batch, device) for batch in batches]
         rows = np.concatenate([np.zeros(0, np.int64), *(batch.q.ravel() for batch in batches)])
-        place = np.full(n_q, len(rows))
-        place[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+        place = places_of(rows, n_q)
         self.in_order = len(rows) == n_q and bool((place == np.arange(n_q)).all())
         self.place = torch.from_numpy(place).to(device)
 
@@ -119,13 +125,13 @@ class ComposedStep:
                     yield Piece(batch, slice(low, low + many), slice(first, first + tall))
 
     def ordered(self, parts: Sequence[Tensor], empty: float = 0.0) -> Tensor:
-        """What pieces have found [B, K, R, blocks, h, e] for the queries in order; `empty` for
+        """What pieces have found [B, K, R, blocks, h, …] for the queries in order; `empty` for
         those that are in no block."""
         flat = [part.flatten(3, 4) for part in parts]
         if self.in_order:
             return torch.cat(flat, 3)
         first = flat[0]
-        rest = first.new_full((*first.shape[:3], 1, first.shape[-1]), empty)
+        rest = first.new_full((*first.shape[:3], 1, *first.shape[4:]), empty)
         return torch.cat([*flat, rest], 3).index_select(3, self.place)
 
 
@@ -182,8 +188,8 @@ class ComposedTables(ByKeyHead):
             out, lse = self.formula.partial(*parts, blocks, call)
             outs.append(out)
             if lse is not None:
-                sums.append(lse[..., None])
-        return step.ordered(outs), step.ordered(sums, -torch.inf)[..., 0] if sums else None
+                sums.append(lse)
+        return step.ordered(outs), step.ordered(sums, -torch.inf) if sums else None
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The mask of a piece, and what its scores read."""
@@ -207,5 +213,7 @@ class ComposedTables(ByKeyHead):
         rows = q.transpose(2, 3).reshape(batch * keys, blocks, 1, repeat * height, size)
         scale = scale_of(self.work, size)
         output = fused(rows, k.flatten(0, 1), v.flatten(0, 1), mask, scale, call.dropout_p)
+        if mask is not None:
+            output = output.masked_fill(~mask.any(-1, keepdim=True)[:, :, None], 0.0)
         output = output.view(batch, keys, blocks, repeat, height, v.shape[-1])
         return output.transpose(2, 3)

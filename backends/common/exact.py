@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
-from attnspec.backends.common.merging import Outputs, Partial, with_zero
+from attnspec.backends.common.merging import LOWEST, Outputs, Partial, with_zero
 from attnspec.backends.common.score_formula import scale_of, widened
 from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
 from attnspec.limits import LIMITS
@@ -32,6 +32,14 @@ bias is all -inf has the log-sum-exp 0; q, k and v need one head size."""
 
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 """(grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask, scale) -> gradients of q, k, v."""
+
+
+def clear_empty(out: Tensor, lse: Tensor) -> None:
+    """Puts 0 and -inf, in place, where a mask of `LOWEST` has left a row no key."""
+    empty = lse < LOWEST / 2
+    if bool(empty.any()):
+        out.masked_fill_(empty[..., None], 0.0)
+        lse.masked_fill_(empty, -torch.inf)
 
 
 class ByKeyHead:
@@ -231,10 +239,29 @@ def fused(
     if few and mask is not None and mask.shape[2] > 1:
         mask = mask.repeat(1, 1, q.shape[2], 1)
     rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
-    out = functional.scaled_dot_product_attention(
-        rows, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=gqa
-    )
+    more = {"dropout_p": dropout_p, "is_causal": causal, "enable_gqa": gqa}
+    out = torch_attention(rows, k, v, mask, scale, **more)
     return out.view(*q.shape[:-1], v.shape[-1])
+
+
+def torch_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, **more: Any
+) -> Tensor:
+    """Torch's own attention of q [B, H, n, d], under a mask bool [B or 1, H or 1, n or 1, w]; some
+    of its kernels give the mean of all values to a query without a key."""
+    out = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, **more)
+    if out.is_cuda and out.requires_grad:
+        out.register_hook(partial(laid_out, strides=out.stride()))  # type: ignore[no-untyped-call]
+    return out
+
+
+def laid_out(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The same numbers with these strides, for the gradient of an output of torch's attention.
+
+    cuDNN keeps its plan of a backward for the strides of q, k, v and the mask alone (torch 2.11): a
+    gradient with other strides than the first one's would be read in a wrong order.
+    """
+    return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
 
 
 def grouped(x: Tensor, k: Tensor) -> Tensor:

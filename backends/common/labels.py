@@ -40,12 +40,15 @@ def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
     """The inputs of which a pair has the same label, and the static pairs that remain; None where
     inputs are read in another way."""
     terms = relation.terms if isinstance(relation, Intersection) else (relation,)
-    same = [term for term in terms if isinstance(term, Same) and isinstance(term.ids, StandIn)]
-    others = tuple(term for term in terms if term not in same)
-    if any(reads_data(term) for term in others):
-        return None
-    names = tuple(term.ids.name for term in same if isinstance(term.ids, StandIn))
-    return names, joined(Intersection, others, ALL)
+    names, others = [], []
+    for term in terms:
+        if isinstance(term, Same) and isinstance(term.ids, StandIn):
+            names.append(term.ids.name)
+        elif reads_data(term):
+            return None
+        else:
+            others.append(term)
+    return tuple(names), joined(Intersection, others, ALL)
 
 
 def possible(

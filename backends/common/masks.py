@@ -21,8 +21,6 @@ from attnspec.lower.work import Work
 
 Value = TypeVar("Value")
 
-NO_PARTS: Mapping[Part, Tensor] = {}
-
 
 @dataclass(frozen=True, eq=False)
 class Decided(Relation):
@@ -79,7 +77,7 @@ where the data decide."""
 
 
 def reading(
-    relation: Relation, q: Tensor, k: Tensor, n: int, parts: Mapping[Part, Tensor] = NO_PARTS
+    relation: Relation, q: Tensor, k: Tensor, n: int, parts: Mapping[Part, Tensor]
 ) -> MaskPlan:
     """The plan of a relation at positions q and k of n, which may be those of each sample and head,
     [B or 1, H or 1, …], with tables of its static parts."""
@@ -120,13 +118,16 @@ def mask_plan(
     return lambda data: static & condition(data)
 
 
-def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> Tensor:
+def mask_of(
+    work: Work, data: Mapping[Any, Any], device: torch.device, rows: np.ndarray | None = None
+) -> Tensor:
     """Which keys queries weigh, broadcastable to [B, H, n_q, n_k]: those of the graph, beside a
-    mechanism all."""
+    mechanism all; of some rows alone if asked for."""
     n_k, relation = work.n_k, work.relation
     if work.hybrid:
         relation = Causal() if work.causal else Full()
-    q, k = np.arange(n_k - work.n_q, n_k)[:, None], np.arange(n_k)[None]
+    rows = np.arange(work.n_q) if rows is None else rows
+    q, k = rows[:, None] + n_k - work.n_q, np.arange(n_k)[None]
     mask = mask_plan(relation, q, k, n_k, device)(data)
     # inputs of graphs that are not data-dependent have no axis of heads
     return mask[:, None] if mask.dim() == 3 else mask
@@ -142,4 +143,4 @@ def by_key_head(held: Tensor, keys: int) -> Tensor:
     held = held.view(*(1,) * (4 - held.dim()), *held.shape)
     if held.shape[1] == 1:
         return held[:, :, None, None]
-    return held.reshape(held.shape[0], keys, -1, 1, *held.shape[2:])
+    return torch.unflatten(held, 1, (keys, -1))[:, :, :, None]

@@ -24,6 +24,11 @@ Outputs = tuple[Tensor, Tensor | None]
 """The same of weights that may have no log-sum-exps: then None."""
 
 
+def wide_type(x: Tensor) -> torch.dtype:
+    """The type that sums of a tensor's numbers are kept in: float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def in_one_frame(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The largest of logarithms along an axis, which stays with size 1, a constant; and exp of all
     in that frame, 0 for those that are -inf."""

@@ -17,12 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import factor_of
-from attnspec.backends.common.merging import Outputs
+from attnspec.backends.common.merging import Outputs, wide_type
 from attnspec.backends.common.scores import ScoreFunction
 from attnspec.lower.work import Call, Heads, Work
-
-HALF = (torch.float16, torch.bfloat16)
-"""Types whose sums are kept in float32."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,8 @@ class Blocks:
 
 
 def widened(x: Tensor) -> Tensor:
-    """A tensor in the type that sums are kept in: float32 for the half types."""
-    return x.float() if x.dtype in HALF else x
+    """A tensor in the type that sums are kept in."""
+    return x.to(wide_type(x))
 
 
 def scale_of(work: Work, size: int) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnspec.backends.common.masks import by_key_head
 from attnspec.ir.scalars import OPERATIONS, PAIR, SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.ir.scores import HEAD, TABLE, Scores
 from attnspec.lower.work import Call, Work
@@ -126,17 +127,17 @@ def _entries(
 
 
 def inputs_read(
-    work: Work, call: Call, n_q: int, rows: slice | Tensor, by_key_head: Sequence[int]
+    work: Work, call: Call, n_q: int, rows: slice | Tensor, keys: int
 ) -> dict[str, Tensor]:
     """What scores read of inputs for some of the last n_q queries, by their symbols, broadcastable
-    to [B, K, R, 1, rows, n_k]; of positions where the work says that queries and keys stand."""
+    to [B, K, R, 1, rows, n_k], for K key heads; of positions where the work says that queries and
+    keys stand."""
     found = {}
     for name in work.changes.symbols:
         called, brackets, sides = name.partition("(")
         if name.endswith(PAIR):
             table = call.tables[called].transpose(0, 1)[:, :, rows]
-            heads = by_key_head if table.shape[1] > 1 else (1, 1)
-            found[name] = table.reshape(-1, *heads, 1, *table.shape[2:])
+            found[name] = by_key_head(table, keys)
         elif brackets:
             x = call.data[called]
             x = x.reshape(len(x), 1, 1, 1, -1)
@@ -175,11 +176,6 @@ def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype)
         # a place of another pair, which no mask has to tell: no gradient comes of it
         found = torch.where(places, float("nan"), found)
     return found
-
-
-def pairs_left(bias: Tensor | None, changes: Scores) -> Tensor | None:
-    """The pairs that what a mask adds leaves; None where changes are numbers without it, too."""
-    return None if bias is None or changes.everywhere else bias >= 0
 
 
 def masked(scores: Tensor, bias: Tensor | None, changes: Scores) -> Tensor:

@@ -43,18 +43,17 @@ class Rows:
     def __init__(self, given: Given, queries: int, size: int, least: int = 0) -> None:
         self.given, self.queries, self.size, n = given, queries, size, given.n_k
         if given.padding is None:
-            start = torch.zeros(len(given.q), dtype=torch.int64, device=given.q.device)
-            begin, count = 0, (n - 1) // queries - given.first_query // queries + 1
+            self.start = torch.zeros(len(given.q), dtype=torch.int64, device=given.q.device)
+            begin, self.count = 0, (n - 1) // queries - given.first_query // queries + 1
         else:
             # the first real key, n where there is none
             start = given.padding.to(torch.int64).argmax(-1)
-            start = torch.where(given.padding.any(-1), start, n)
-            first = (start.clamp_min(given.first_query) - start) // queries
-            last = (n - 1 - start) // queries
-            begin, count = int(start.min()), max(least, int((last - first + 1).max()))
-        self.start, self.count, self.blocks = start, count, max(least, -(-(n - begin) // size))
+            self.start = torch.where(given.padding.any(-1), start, n)
+            count = (n - 1 - self.start) // queries - self.first_row + 1
+            begin, self.count = int(self.start.min()), max(least, int(count.max()))
+        self.blocks = max(least, -(-(n - begin) // size))
         self.slots = self.blocks * size
-        self.at = start[:, None] + torch.arange(self.slots, device=start.device)
+        self.at = self.start[:, None] + torch.arange(self.slots, device=self.start.device)
         self.seen = given.real.gather(1, self.at.clamp_max(n - 1)) & (self.at < n)
 
     @cached_property
@@ -74,7 +73,7 @@ class Rows:
     def in_slots(self, k: Tensor) -> Tensor:
         """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
         at = self.at.clamp_max(self.given.n_k - 1)
-        k = k.gather(2, at[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))
+        k = k.take_along_dim(at[:, None, :, None], 2)
         return k.masked_fill(~self.seen[:, None, :, None], 0.0)
 
     def parts(self, most: int) -> Iterator[Part]:
@@ -100,12 +99,10 @@ class Rows:
         if self.queries == 1 and self.given.padding is None:
             return q[:, :, part.index].float()
         at = part.q_at - self.given.first_query
-        size = q.shape[1], q.shape[3]
-        rows = q.gather(2, at.flatten(1)[:, None, :, None].expand(-1, size[0], -1, size[1]))
-        rows = rows.float().view(len(q), size[0], *at.shape[1:], size[1])
+        rows = q.take_along_dim(at.flatten(1)[:, None, :, None], 2).float()
+        rows = torch.unflatten(rows, 2, at.shape[1:])
         present = part.own[:, None, ..., None]
-        total = rows.masked_fill(~present, 0.0).sum(3)
-        return total / present.sum(3).clamp_min(1)
+        return rows.masked_fill(~present, 0.0).sum(3) / present.sum(3).clamp_min(1)
 
     @cached_property
     def _real_slots(self) -> Tensor:
@@ -213,4 +210,4 @@ def product(q: Tensor, k: Tensor) -> Tensor:
     """q [B, H, rows, d] times k [B, H_kv, slots, d]: [B, H, rows, slots]."""
     batch, heads, rows, size = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, size)
-    return (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, k.shape[2])
+    return (grouped @ k.mT).view(batch, heads, rows, k.shape[2])

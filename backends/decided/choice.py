@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import array_of
 from attnspec.graphs.relation import Relation
 from attnspec.lower.work import Call, Heads, Work
@@ -152,8 +153,7 @@ def rounds_of(work: Work, call: Call) -> list[Call]:
 
 def mean_of(outs: Sequence[Tensor], some: Sequence[Tensor]) -> Tensor:
     """The mean outputs [..., n_q, d] of rounds where queries have keys, bool [..., n_q], or 0."""
-    kind = torch.promote_types(outs[0].dtype, torch.float32)
-    total = reduce(torch.add, [out.to(kind) for out in outs])
+    total = reduce(torch.add, map(widened, outs))
     count = torch.stack(list(some)).sum(0)[..., None]
     return (total / count.clamp_min(1)).to(outs[0].dtype)
 
@@ -176,9 +176,8 @@ def part_of(value: Part, samples: slice, heads: Tensor | slice) -> Part:
 def look_up(table: Tensor, position: Tensor) -> Tensor:
     """table[b, h, position[b, h, ...]] of a table [B, H, n]: [B, H, ...]."""
     position = position.view(*(1,) * (4 - position.dim()), *position.shape)
-    lead = [max(sizes) for sizes in zip(table.shape[:2], position.shape[:2], strict=True)]
-    position = position.expand(*lead, *position.shape[2:])
-    return table.expand(*lead, -1).gather(2, position.flatten(2)).view(position.shape)
+    found = table.take_along_dim(position.flatten(2), 2)
+    return torch.unflatten(found, 2, position.shape[2:])
 
 
 @dataclass(frozen=True, eq=False)

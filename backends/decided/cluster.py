@@ -14,8 +14,9 @@ from itertools import product
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from attnspec.backends.common.score_formula import unit
+from attnspec.backends.common.score_formula import unit, widened
 from attnspec.backends.common.torch_modes import apart, array_of
 from attnspec.backends.decided.choice import Choice, CodeChoice, Given, look_up
 from attnspec.backends.decided.ranking import best, listed, marked
@@ -72,19 +73,18 @@ def drawn(
     number = _kept.get(key, partial(apart, build))[torch.from_numpy(which).to(device)]
     exists = (number < sizes[:, None, None])[:, :1]
     place = points.real.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
-    at = place[:, None].expand(-1, len(heads), -1).gather(2, number.clamp_max(place.shape[1] - 1))
-    return points.at.gather(2, at[..., None].expand(-1, -1, -1, points.at.shape[3])), exists
+    at = place[:, None].take_along_dim(number.clamp_max(place.shape[1] - 1), 2)
+    return points.at.take_along_dim(at[..., None], 2), exists
 
 
 def nearest(points: Points, centroids: Tensor, exists: Tensor | None = None) -> Tensor:
     """The nearest centroid of every point, int64 [B, H, N]; ties go to the lower one, vectors of
     length 0 to the first."""
-    batch, heads, count, _ = points.at.shape
-    together = max(1, LIMITS.pairs_at_once // max(1, batch * heads * centroids.shape[2]))
+    together = LIMITS.pairs_at_once // max(1, centroids.shape[:3].numel())
     parts = []
     exists = None if exists is None or bool(exists.all()) else exists
-    for low in range(0, count, together):
-        near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
+    for some in torch.split(points.at, max(1, together), 2):
+        near = some @ centroids.mT
         if exists is not None:
             near.masked_fill_(~exists[:, :, None], -torch.inf)
         # the same, several times as fast
@@ -93,24 +93,24 @@ def nearest(points: Points, centroids: Tensor, exists: Tensor | None = None) -> 
     return torch.cat(parts, 2).masked_fill_(points.zero, 0)
 
 
-def sums_of(points: Points, labels: Tensor, count: int) -> Tensor:
-    """The sums of the vectors of so many clusters, [B, H, count, d]."""
-    lead, size = labels.shape[:2].numel(), points.at.shape[3]
+def sums_of(vectors: Tensor, labels: Tensor, count: int) -> Tensor:
+    """The sums of the vectors [B, H, N, d] of so many clusters, [B, H, count, d]."""
+    lead, size = labels.shape[:2].numel(), vectors.shape[3]
     first = torch.arange(lead, device=labels.device).view(*labels.shape[:2], 1) * count
-    total = points.at.new_zeros(lead * count, size)
-    total.index_add_(0, (labels + first).flatten(), points.at.reshape(-1, size))
+    total = vectors.new_zeros(lead * count, size)
+    total = total.index_add(0, (labels + first).flatten(), vectors.reshape(-1, size))
     return total.view(*labels.shape[:2], count, size)
 
 
 def kmeans(points: Points, count: int, leaf: Cluster, heads: tuple[int, ...]) -> Tensor:
-    """The cluster of every point, int64 [B, H, N]: centroids move to the directions of the sums of
-    their clusters, and one without a sum stays."""
+    """The cluster of every point, int64 [B, H, N], -1 of none: centroids move to the directions of
+    the sums of their clusters, and one without a sum stays."""
     centroids, exists = drawn(points, count, leaf, heads)
     for _ in range(ROUNDS):
         labels = nearest(points, centroids, exists)
-        total = sums_of(points, labels, centroids.shape[2])
+        total = sums_of(points.at, labels, centroids.shape[2])
         centroids = torch.where((total != 0).any(-1, keepdim=True), unit(total), centroids)
-    return nearest(points, centroids, exists)
+    return nearest(points, centroids, exists).masked_fill_(~points.real[:, None], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,19 +131,15 @@ class QueryClusters(Choice):
 
     def means(self, q: Tensor) -> Tensor:
         """The mean of the queries of each cluster, [B, H, count, d]."""
-        label = (self.labels + 1)[..., None].expand_as(q)
-        kept = torch.promote_types(q.dtype, torch.float32)
-        total = q.new_zeros(*q.shape[:2], self.count + 1, q.shape[3], dtype=kept)
-        total = total.scatter_add(2, label, q.to(kept))
-        one = torch.ones_like(label[..., :1]).to(kept)
-        many = torch.zeros_like(total[..., :1]).scatter_add(2, label[..., :1], one)
-        return (total / many.clamp_min(1)).to(q.dtype)[:, :, 1:]
+        # how many they are is the sum of a column of ones
+        rows = functional.pad(widened(q), (0, 1), value=1.0)
+        total = sums_of(rows, self.labels + 1, self.count + 1)[:, :, 1:]
+        return (total[..., :-1] / total[..., -1:].clamp_min(1)).to(q.dtype)
 
     def spread(self, x: Tensor, none: float) -> Tensor:
         """x [B, H, count, e] of clusters for their queries [B, H, n_q, e]; `none` for padding."""
         label = self.labels[..., None]
-        taken = x.gather(2, label.clamp_min(0).expand(-1, -1, -1, x.shape[3]))
-        return taken.masked_fill(label < 0, none)
+        return x.take_along_dim(label.clamp_min(0), 2).masked_fill(label < 0, none)
 
     @property
     def lists(self) -> Mapping[str, Tensor]:
@@ -163,13 +159,11 @@ def decide(leaf: Cluster, given: Given) -> Choice:
     count = min(leaf.count or max(1, math.isqrt(given.n_k)), given.n_k)
     if leaf.of == "q":
         labels = kmeans(Points(given.q, q_real), count, leaf, given.heads)
-        return QueryClusters(labels.masked_fill(~q_real[:, None], -1), count, given.n_k)
+        return QueryClusters(labels, count, given.n_k)
     if leaf.assign == "balanced":
         return _balanced(given, q_real)
-    labels = kmeans(Points.of_both(given), count, leaf, given.heads)
-    q, k = torch.split(labels, [given.n_q, given.n_k], 2)
-    q, k = q.masked_fill(~q_real[:, None], -1), k.masked_fill(~given.real[:, None], -1)
-    return _by_labels(q[:, :, None], k[:, :, None])
+    labels = kmeans(Points.of_both(given), count, leaf, given.heads)[:, :, None]
+    return _by_labels(labels[..., : given.n_q], labels[..., given.n_q :])
 
 
 def _by_labels(q: Tensor, k: Tensor) -> CodeChoice:
@@ -193,13 +187,12 @@ def _balanced(given: Given, q_real: Tensor) -> Choice:
 
 def _taken(points: Points, centroids: Tensor, width: int) -> Tensor:
     """The centroids that take each point, lists int64 [B, H, N, r]; ties go to earlier points."""
-    batch, heads, count, _ = points.at.shape
-    together = max(1, LIMITS.pairs_at_once // max(1, batch * heads * count))
+    together = LIMITS.pairs_at_once // max(1, points.at.shape[:3].numel())
     tables = []
-    for low in range(0, centroids.shape[1], together):
-        near = centroids[:, low : low + together] @ points.at.transpose(-1, -2)
+    for some in torch.split(centroids, max(1, together), 1):
+        near = some @ points.at.mT
         near = near.masked_fill(~points.real[:, None, None], -torch.inf)
-        tables.append(marked(best(near, None, width), count))
+        tables.append(marked(best(near, None, width), near.shape[3]))
     lists = listed(torch.cat(tables, 2).transpose(2, 3))
     # someone has to have a label for there to be labels
     return lists if lists.shape[3] else lists.new_full((*lists.shape[:3], 1), -1)
@@ -215,7 +208,7 @@ def moved_centroids(given: Given) -> Tensor:
     spread = centroids[None].expand(len(given.q), given.q.shape[1], -1, -1)
     labels = nearest(points, spread)
     # points that are none are 0
-    total = sums_of(points, labels, centroids.shape[1]).sum(0)
+    total = sums_of(points.at, labels, centroids.shape[1]).sum(0)
     if kept.shape[0] == 1:
         total = total.sum(0, keepdim=True)
     some = (total != 0).any(-1, keepdim=True)

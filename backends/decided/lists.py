@@ -30,7 +30,7 @@ class Pairs(Choice):
 
     def holds(self, q: Tensor, k: Tensor) -> Tensor:
         if not q.is_cpu and takes_tensors(self.relation):
-            return reading(self.relation, q, k, self.n)(self.data) & (q == q) & (k == k)
+            return reading(self.relation, q, k, self.n, {})(self.data) & (q == q) & (k == k)
         return mask_plan(self.relation, array_of(q), array_of(k), self.n, q.device)(self.data)
 
 
@@ -65,8 +65,8 @@ class ListChoice(Choice):
         """The rows of queries and the blocks of keys, and for which pairs there are both."""
         dims = max(4, q.dim(), k.dim())
         start, first_row = (x.view(-1, *(1,) * (dims - 1)) for x in (self.start, self.first_row))
-        row = (q - start).div(self.shared_by, rounding_mode="floor") - first_row
-        block = (k - start).div(self.size, rounding_mode="floor")
+        row = (q - start) // self.shared_by - first_row
+        block = (k - start) // self.size
         rows = self.blocks.shape[2]
         inside = (row >= 0) & (row < rows) & (block >= 0)
         return row.clamp(0, rows - 1), block.clamp(0, self.count - 1), inside
@@ -87,10 +87,7 @@ class ListChoice(Choice):
             if row.dim() == 4 and row.shape[3] == block.shape[2] == 1:
                 # all pairs of some rows and blocks: what is looked up one by one takes ten times
                 # as long
-                lead = max(batch, len(row)), heads
-                table = self._table.expand(*lead, -1, -1)
-                table = table.gather(2, row.expand(*lead, -1, self.count))
-                return table.gather(3, block.expand(*lead, table.shape[2], -1))
+                return self._table.take_along_dim(row, 2).take_along_dim(block, 3)
             return self._table[sample, head, row, block]
         # every list has numbers of its own, so that all of them are one ascending list
         wide = self.count + 1
@@ -135,8 +132,8 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     wrong = (blocks < -1) | (blocks >= count)
     if bool(wrong.any()):
         raise ValueError(
-            f"`{name}` must hold block numbers from 0 to {count - 1} (a block has {size} keys), or"
-            f" -1 for no block, got {int(blocks[wrong][0])}"
+            f"`{name}` must hold block numbers from 0 to {count - 1}, or -1 for no block, got"
+            f" {int(blocks[wrong][0])} (there are {keys} keys, up to {size} in a block)"
         )
     blocks = blocks.gather(-1, rising_places(blocks))
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)

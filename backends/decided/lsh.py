@@ -6,7 +6,6 @@ Near vectors fall into one bucket more often than others.
 from __future__ import annotations
 
 from itertools import product
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -129,26 +128,24 @@ def has_other(code: Tensor, leaf: Lsh) -> Tensor:
 
 # --- hashes --------------------------------------------------------------------------------------
 
-Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
-"""Seed, layer, heads, rounds, size of a head, columns."""
-
-_kept: Cache[tuple[Wanted, str], Tensor] = Cache(LIMITS.draws, DRAWS)
+_kept: Cache[tuple[object, ...], Tensor] = Cache(LIMITS.draws, DRAWS)
 
 
-def rotations(wanted: Wanted, device: torch.device) -> Tensor:
+def rotations(
+    leaf: Lsh, heads: tuple[int, ...], size: int, columns: int, device: torch.device
+) -> Tensor:
     """Gaussian numbers float32 [heads, rounds, columns, size]: place i of the vectors of round r is
     row r * size + i of the stream of its layer and head."""
 
     def build() -> Tensor:
-        seed, layer, heads, rounds, size, columns = wanted
-        rows = np.arange(rounds * size)
-        streams = (Stream(seed, HASHES, layer, head) for head in heads)
-        matrices = np.stack([normals(each, rows, columns) for each in streams]).reshape(
-            len(heads), rounds, size, columns
-        )
-        return torch.from_numpy(matrices).transpose(2, 3).to(device, torch.float32).contiguous()
+        rows = np.arange(leaf.rounds * size)
+        streams = (Stream(leaf.seed, HASHES, leaf.layer, head) for head in heads)
+        drawn = torch.from_numpy(np.stack([normals(each, rows, columns) for each in streams]))
+        matrices = torch.unflatten(drawn, 1, (leaf.rounds, size)).mT
+        return matrices.to(device, torch.float32).contiguous()
 
-    return _kept.get((wanted, str(device)), lambda: apart(build))
+    wanted = leaf.seed, leaf.layer, heads, leaf.rounds, size, columns, str(device)
+    return _kept.get(wanted, lambda: apart(build))
 
 
 def buckets_of(leaf: Lsh, x: Tensor, heads: tuple[int, ...], count: int) -> Tensor:
@@ -156,7 +153,7 @@ def buckets_of(leaf: Lsh, x: Tensor, heads: tuple[int, ...], count: int) -> Tens
     to the lower bucket."""
     batch, _, n, size = x.shape
     columns = count.bit_length() - 1 if leaf.hash == "hyperplanes" else count // 2
-    drawn = rotations((leaf.seed, leaf.layer, heads, leaf.rounds, size, columns), x.device)
+    drawn = rotations(leaf, heads, size, columns, x.device)
     turns = min(leaf.rounds, max(1, LIMITS.columns // max(1, columns)))
     together = max(1, LIMITS.product // max(1, turns * columns))
     buckets = x.new_empty(batch, len(heads), leaf.rounds, n, dtype=torch.int64)

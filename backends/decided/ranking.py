@@ -97,7 +97,7 @@ def _few(scores: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
     scores = functional.pad(scores, (0, -scores.shape[-1] % size), value=-math.inf)
     grouped = torch.unflatten(scores, -1, (size, -1))
     groups = grouped.amax(-2).topk(count, dim=-1, sorted=False).indices
-    few = grouped.gather(-1, groups[..., None, :].expand(*groups.shape[:-1], size, -1))
+    few = grouped.take_along_dim(groups[..., None, :], -1)
     turns = torch.arange(size, device=scores.device)[:, None] * grouped.shape[-1]
     return few.flatten(-2), (turns + groups[..., None, :]).flatten(-2)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.decided.block_scores import Rows
 from attnspec.backends.decided.choice import Choice, Given, look_up
 from attnspec.backends.decided.lists import ListChoice
@@ -56,8 +57,7 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
             f" keys are {blocks} blocks of {leaf.size}: write a larger `max_blocks`"
         )
     # of a block the sum of its keys, under `causal` that of all keys before it and its first one
-    k = given.keys_by_head
-    slots = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
+    slots = rows.in_slots(widened(given.keys_by_head))
     slots = torch.unflatten(slots, 2, (blocks, rows.size))
     sums, some = slots.sum(3), rows.in_blocks(rows.seen).any(2)
     if leaf.causal:

@@ -19,13 +19,15 @@ from torch.nn import functional
 
 from attnspec.backends.common.exact import some_together
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.decided.choice import Holds, TileLists, part_of
+from attnspec.backends.decided.choice import Holds, TileLists, look_up, part_of
 from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.decided.products import Product
 from attnspec.graphs.relation import FULL, Relation, Tiles
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call
+
+EVERY = slice(None)
 
 _covers: Cache[tuple[Relation, int, int, str], Tensor] = Cache(LIMITS.layouts_few)
 
@@ -104,7 +106,7 @@ class Placed:
         self.batch, self.heads, self.repeat, self.n_q = part.sizes
         self.n_k = part.n_k
         if self.repeat > 1:
-            layout = part_of(layout, slice(None), slice(None, None, self.repeat))
+            layout = part_of(layout, EVERY, slice(None, None, self.repeat))
         self.layout = layout
         self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
         self.q = Side(layout.q_order, layout.q_tile, self.n_k, lists, self.repeat, self.n_q)
@@ -114,8 +116,8 @@ class Placed:
         self.always = bool(product.others) or not layout.whole
         self.conditions: list[Holds] = [] if layout.whole else [layout.holds]
         if self.padding is not None:
-            real, at = self.padding, torch.arange(self.batch, device=lists.device)
-            self.conditions.append(lambda q, k: real[at.view(-1, *(1,) * 5), k])
+            real = self.padding[:, None]
+            self.conditions.append(lambda q, k: look_up(real, k))
         self.conditions += part.conditions(product)
 
     @cached_property
@@ -135,9 +137,8 @@ class Placed:
         tiles = self.lists.clamp(min=0)
         wholes = [] if self.k.compact is None else [of_tiles(self.k.compact, tiles)]
         if self.padding is not None:
-            at = torch.arange(self.batch, device=tiles.device).view(-1, 1, 1, 1)
-            real = self.padding[at, self.k.places.clamp(min=0)].all(-1)
-            wholes.append(of_tiles(real, tiles))
+            real = look_up(self.padding[:, None], self.k.places.clamp(min=0))
+            wholes.append(of_tiles(real.all(-1), tiles))
         if self.static is not None:
             wholes.append(self._covered(self.static, tiles))
         if not wholes:
@@ -197,7 +198,7 @@ class Part:
     samples: slice
     heads: slice
     repeats: slice
-    shape: tuple[int, int, int, int]
+    shape: Sequence[int]
     n_k: int
     call: Call
     fitted: Callable[[TileLists, Part], TileLists] = lambda layout, part: layout
@@ -218,10 +219,10 @@ class Part:
     @property
     def query_heads(self) -> slice:
         """The query heads of the part."""
-        repeat = self.shape[2]
-        first, stop, _ = self.repeats.indices(repeat)
+        keys, repeat = self.shape[1:3]
+        (low, high, _), (first, stop, _) = self.heads.indices(keys), self.repeats.indices(repeat)
         step = 1 if stop - first == repeat else repeat
-        return slice(self.heads.start * repeat + first, self.heads.stop * repeat, step)
+        return slice(low * repeat + first, high * repeat, step)
 
     @cached_property
     def data(self) -> Mapping[Any, Any]:
@@ -233,10 +234,10 @@ class Part:
         return tuple(self.fitted(each, self) for each in self.data[product.leaf].layouts())
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
+    def sizes(self) -> list[int]:
         """How many samples, key heads and query heads of each it has, and queries."""
-        batch, heads, repeat = (x.stop - x.start for x in (self.samples, self.heads, self.repeats))
-        return batch, heads, repeat, self.shape[3]
+        every = zip(self.shape, (*self.queries, EVERY), strict=True)
+        return [len(range(size)[some]) for size, some in every]
 
     @cached_property
     def padding(self) -> Tensor | None:
@@ -275,8 +276,7 @@ class Part:
 
 def parts_of_call(q: Tensor, n_k: int, call: Call, products: Sequence[Product]) -> Iterator[Part]:
     """The parts of a call with q [B, K, R, n_q, d]."""
-    batch, keys, repeat, n_q, size = q.shape
-    many = LIMITS.queries_together // (repeat * n_q * size)
+    batch, keys = q.shape[:2]
+    many = LIMITS.queries_together // q.shape[2:].numel()
     for some in some_together(slice(0, batch), keys, many):
-        part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
-        yield from part.apart(products)
+        yield from Part(*some, EVERY, q.shape[:4], n_k, call).apart(products)

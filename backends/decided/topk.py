@@ -141,7 +141,7 @@ class Chooser:
             return self.rows.in_blocks(forced).any(-1)
         if not leaf.causal or leaf.block == 1:
             return None
-        block = (part.q_at - self.rows.start[:, None, None]).div(leaf.block, rounding_mode="floor")
+        block = (part.q_at - self.rows.start[:, None, None]) // leaf.block
         block = torch.where(part.own, block, -1).clamp_min(-1)
         return marked(block, self.rows.blocks)[:, None]
 

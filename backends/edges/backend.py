@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import Amounts, seconds_for, work_amounts
+from attnspec.lower.costs import Amounts, Weighed, work_amounts
 from attnspec.lower.work import Heads, Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ DENSE = 1 / 8
 """The share of all pairs from which on the edges are not scattered but fill tiles."""
 
 
-class EdgesBackend:
+class EdgesBackend(Weighed):
     """Every edge by itself."""
 
     name = "edges"
@@ -36,9 +36,6 @@ class EdgesBackend:
             mean = edges / work.n_q
             return f"edges are listed one by one, and a query reads about {mean:,.0f} keys"
         return None
-
-    def cost(self, work: Work) -> float:
-        return seconds_for(self.amounts(work), work.device)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from attnspec.backends.common.composed import ComposedTables, Piece
 from attnspec.backends.common.exact import ByKeyHead
-from attnspec.backends.common.merging import Outputs, with_zero
-from attnspec.backends.common.score_formula import HALF, scale_of, widened
+from attnspec.backends.common.merging import Outputs, wide_type, with_zero
+from attnspec.backends.common.score_formula import scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
 from attnspec.backends.edges.products import EdgeProducts, product
 from attnspec.layout.tables import Tables
@@ -58,7 +58,7 @@ class EdgesKernel(ByKeyHead):
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, products: EdgeProducts
     ) -> Tensor:
         """The output [B, K, R, n_q, e] of plain softmax, without derivatives."""
-        wide = torch.float32 if q.dtype in HALF else q.dtype
+        wide = wide_type(q)
         scale = scale_of(self.work, q.shape[-1])
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         scores, weights = (q.new_empty(products.places, dtype=wide) for _ in range(2))
@@ -101,12 +101,12 @@ class EdgesKernel(ByKeyHead):
             blocks = self.blocks.blocks(piece, call)
             mine, lse = self.blocks.formula.weights(part.unsqueeze(-2), blocks, call)
             if lse is not None:
-                sums.append(lse[..., None])
+                sums.append(lse)
             weights.append(mine.flatten(3))
         joined = weights[0] if len(weights) == 1 else torch.cat(weights, -1)
         out, lse = product(products, joined, None, v), None
         if sums:
-            lse = self.blocks.steps[0].ordered(sums, -torch.inf)[..., 0]
+            lse = self.blocks.steps[0].ordered(sums, -torch.inf)
             if self.work.normalize == "softmax1":
                 out, lse = with_zero((out, lse))
         return out.to(kept), lse

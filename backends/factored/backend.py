@@ -11,7 +11,7 @@ every sample's inputs.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnspec.backends.factored.costs import pair_flops
 from attnspec.backends.factored.lag import lagged
@@ -33,9 +33,8 @@ class FactoredBackend:
 
     name = "factored"
     runs_decided = True
+    runs_mechanisms = True
     takes_scores = "all"
-
-    runs_mechanisms: ClassVar[bool] = True
 
     def refuses(self, work: Work, device: str) -> str | None:
         mechanism = work.mechanism

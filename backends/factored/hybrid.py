@@ -25,12 +25,12 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.composed import ComposedStep, Piece
 from attnspec.backends.common.key_cache import KeyCache, KeyStream
-from attnspec.backends.common.masks import by_key_head, mask_plan
-from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_frame
+from attnspec.backends.common.masks import by_key_head, mask_of
+from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_frame, wide_type
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import apart, is_transformed
-from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.kernel import FeatureKernel, by_head
 from attnspec.backends.factored.features.maps import Summing
 from attnspec.backends.factored.features.sums import (
     Derived,
@@ -229,23 +229,22 @@ class HybridKernel:
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and the logarithms [B, H, n_q] of its denominators."""
         check_no_dropout(f"GRAPH + {self.kernel.declared.name}", call.dropout_p)
-        kept, shape, kind = q.dtype, q.shape[:3], torch.promote_types(q.dtype, torch.float32)
+        kind = wide_type(q)
         # what is learned asks for gradients in the type in which it is read
         call = replace(call, tables={name: x.to(kind) for name, x in call.tables.items()})
         if self.work.unit_keys:
             # all that is attended scores them, the mechanism too
             k = unit(k)
+        wide = q
         if q.is_cpu:
-            q, k, v = widened(q), widened(k), widened(v)
-        given = self.kernel.given(q, k, v, call)
+            wide, k, v = widened(q), widened(k), widened(v)
+        given = self.kernel.given(wide, k, v, call)
         call = replace(call, tables={name: call.tables[name] for name in self.names})
         if self.exact is None or (self.rest is not None and is_transformed()):
-            every = np.arange(shape[2])
-            out, lse = self.kernel.worth(self._some(given, len(q), every, call))
-        else:
-            exact = cast(Partial, self.exact.partial(q, k, v, call))
-            out, lse = self._by_sums(given, exact, call)
-        return out.to(kept).view(*shape, -1), None if lse is None else lse.view(shape)
+            every = np.arange(q.shape[2])
+            return by_head(q, self.kernel.worth(self._some(given, len(q), every, call)))
+        exact = cast(Partial, self.exact.partial(wide, k, v, call))
+        return by_head(q, self._by_sums(given, exact, call))
 
     def _by_sums(self, given: Given, exact: Partial, call: Call) -> Outputs:
         """The output [N, R, n_q, d_v] and the logarithms of its denominators, of those of the graph
@@ -317,7 +316,7 @@ class HybridKernel:
 
         def weighed(given: Given, tables: Any, at: Tensor, blocks: Blocks) -> Weighed:
             mine = replace(call, tables=tables)
-            read = inputs_read(self.work, mine, self.work.n_q, at, groups)
+            read = inputs_read(self.work, mine, self.work.n_q, at, groups[0])
             blocks = replace(blocks, symbols={**blocks.symbols, **read})
             pairs = pair_by_pair(given, samples, formula, blocks, Call(tables=tables))
             return together(pairs, self.kernel)
@@ -337,11 +336,8 @@ class HybridKernel:
         """Some queries beside all keys, as one block of the graph."""
         n_k, heads = self.work.n_k, len(given.k) // max(1, samples)
         q, k = at[:, None] + n_k - self.work.n_q, np.arange(n_k)[None]
-        mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data)
-        # inputs of graphs that are not data-dependent have no axis of heads
-        mask = mask[:, None] if mask.dim() == 3 else mask
         # the kernel may give each query head keys of its own
-        mask = by_key_head(mask, heads)
+        mask = by_key_head(mask_of(self.graph, call.data, self.device, at), heads)
         if given.padding is not None:
             mask = mask & given.padding.view(samples, heads, 1, 1, 1, n_k)
         symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
@@ -420,14 +416,12 @@ class HybridStream(KeyStream):
         cache, formula, blocks, later = self.seen(k, v, call, kept)
         every = _of_keys(given, cache)
         pairs = pair_by_pair(every, len(q), formula, blocks, Call(tables=call.tables))
-        out, lse = kernel.worth(together([*pairs, given.on(sums)], kernel))
+        outputs = kernel.worth(together([*pairs, given.on(sums)], kernel))
         left = cache.part(~later)
         if len(left.positions):
             # the keys alone
             sums = _of_keys(given._replace(q=given.q[:, :, :0]), left).summed(sums)[1]
-        shape = q.shape[:3]
-        out = out.to(q.dtype).view(*shape, -1)
-        return (out, None if lse is None else lse.view(shape)), (sums, cache.part(later))
+        return by_head(q, outputs), (sums, cache.part(later))
 
 
 def _of_keys(given: Given, cache: KeyCache) -> Given:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnspec.backends.common.exact import rows_of_size
+from attnspec.backends.common.exact import rows_of_size, torch_attention
 from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.ir.mechanisms.declaration import LANES
@@ -46,8 +46,8 @@ def attend(
     # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
     wide = max(q.shape[3], size)
     q, k, v = (rows_of_size(x, wide) for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(q, k, v, mask, dropout_p, even, scale=scale)
-    return out[..., :size]
+    out = torch_attention(q, k, v, mask, scale, dropout_p=dropout_p, is_causal=even)[..., :size]
+    return out if mask is None else out.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 def by_scores(scores: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:

@@ -25,11 +25,12 @@ def earlier(q, k, mask):
 def attention(q, k, v, mask, scale, causal=False):
     """softmax(scale q k^T) v by torch's own call; a query that reads nothing gets 0."""
     mask = earlier(q, k, mask) if causal else mask
-    if mask is None:
-        return scaled_dot_product_attention(q, k, v, scale=scale)
-    none = ~mask.any(-1, keepdim=True)
-    out = scaled_dot_product_attention(q, k, v, mask | none, scale=scale)
-    return out.masked_fill(none, 0.0)
+    none = None if mask is None else ~mask.any(-1, keepdim=True)
+    mask = None if mask is None else mask | none
+    out = scaled_dot_product_attention(q, k, v, mask, scale=scale)
+    if out.is_cuda and out.requires_grad:  # cuDNN takes gradients for laid out as the first
+        out.register_hook(lambda x, at=out.stride(): x.new_empty_strided(x.shape, at).copy_(x))
+    return out if mask is None else out.masked_fill(none, 0.0)
 
 
 def segments(x, count, real):

@@ -25,7 +25,7 @@ def attend(q, k, v, layer, dropout_p, x, learned):
     if 0 in (q.shape[0], q.shape[2], k.shape[2]):
         return q @ (k.mT @ v).to(q.dtype)
     learned = {name: each.to(wide) for name, each in learned.items()}
-    return mix(q.to(wide), k, v, layer, x.get("key padding"), learned).to(q.dtype)
+    return mix(q.to(wide), k, v, layer, x.get("key padding mask"), learned).to(q.dtype)
 
 
 def mix_sums(q, k, v, layer, real, x):

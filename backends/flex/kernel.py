@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnspec.backends.common.composed import filled, places_of
 from attnspec.backends.common.exact import ByKeyHead, grouped, has_numbers, rows_of_size
 from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.remembered import Remembered
@@ -29,7 +30,7 @@ from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.ir.scalars import PAIR, Apply, Scalar, Symbol
+from attnspec.ir.scalars import PAIR, Apply, Symbol
 from attnspec.ir.scores import TABLE, S
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
@@ -56,12 +57,9 @@ class FlexKernel(ByTables):
         super().__init__(work, heads, device)
         steps = [FlexStep(band, work, device) for band in bands]
         self.steps = [step for step in steps if step.has_pairs]
-        self.statements: tuple[Scalar, ...] = ()
-        self.fixed: dict[str, Tensor] = {}
-        if work.changes or work.scale is not None:
-            function = ScoreFunction(work.changes, heads, work.n_k, device)
-            self.fixed = {name: _single(x) for name, x in function.constants.items()}
-            self.statements = function.statements
+        function = ScoreFunction(work.changes, heads, work.n_k, device)
+        self.fixed = {name: _single(x) for name, x in function.constants.items()}
+        self.statements = function.statements
         if work.scale is not None:
             # as a constant, each would be compiled apart
             self.fixed["#scale"] = torch.tensor(work.scale, device=device)
@@ -226,16 +224,13 @@ class Ordered:
         blocks[: side.count, : side.size] = side.positions
         positions = blocks.ravel()
         self.first, self.count, self.places = first, count, len(positions)
-        present = positions >= 0
-        # where none stands, the last one before it, so that a block tells of its own
-        latest = np.maximum.accumulate(np.where(present, np.arange(self.places), 0))
-        self.is_natural = np.array_equal(positions[:count], first + np.arange(count))
+        rows = np.where(positions >= 0, positions - first, -1)
+        self.is_natural = np.array_equal(rows[:count], np.arange(count))
         self.at = torch.from_numpy(np.maximum(positions, 0).astype(np.int32)).to(device)
-        self.held = torch.from_numpy(present).to(device)
-        self.index = torch.from_numpy(np.maximum(positions[latest] - first, 0)).to(device)
-        # the place of every position, one behind the last where it has none
-        back = np.full(count, self.places)
-        back[positions[present] - first] = np.flatnonzero(present)
+        self.held = torch.from_numpy(rows >= 0).to(device)
+        # where none stands, the last one before it, so that a block tells of its own
+        self.index = torch.from_numpy(filled(rows[None])[0]).to(device)
+        back = places_of(rows, count)
         self.back = torch.from_numpy(back).to(device)
         self.is_complete = bool((back < self.places).all())
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.one_block.row_keys import Form, form_of
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import Amounts, seconds_for, work_amounts
+from attnspec.lower.costs import Amounts, Weighed, work_amounts
 from attnspec.lower.work import (
     MERGED,
     Backend,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Dense:
+class Dense(Weighed):
     """Scores of all pairs in one product."""
 
     name = "dense"
@@ -45,9 +45,6 @@ class Dense:
             )
         return None
 
-    def cost(self, work: Work) -> float:
-        return seconds_for(self.amounts(work), work.device)
-
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
         pairs = work.n_q * work.n_k
@@ -62,7 +59,7 @@ class Dense:
         return DenseKernel(work, heads, device)
 
 
-class TorchCall:
+class TorchCall(Weighed):
     """One call of torch for all pairs."""
 
     name = "torch"
@@ -83,9 +80,6 @@ class TorchCall:
         if pairs > LIMITS.mask_call and (work.changes or form_of(work) is Form.MASK):
             return f"a mask of at most {LIMITS.mask_call:,} pairs is kept, and there are {pairs:,}"
         return None
-
-    def cost(self, work: Work) -> float:
-        return seconds_for(self.amounts(work), work.device)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""

@@ -77,7 +77,7 @@ class DenseKernel(ByKeyHead):
             left = kept(call, q.shape[:3], queries, keys)
         symbols: dict[str, Tensor] = {}
         if self.work.changes:
-            read = inputs_read(self.work, call, q.shape[3], slice(None), q.shape[1:3])
+            read = inputs_read(self.work, call, q.shape[3], slice(None), q.shape[1])
             symbols = {**self.positions, **read}
         blocks = Blocks(mask, counts, factor, left, symbols)
         return self.formula.of_block(q, k, v, blocks, call)
@@ -151,7 +151,7 @@ class OpenKernel(DenseKernel):
         self.work = work
         q = torch.arange(work.n_k - work.n_q, work.n_k, device=device)[:, None]
         k = torch.arange(work.n_k, device=device)[None]
-        self.plan = reading(work.relation, q, k, work.n_k)
+        self.plan = reading(work.relation, q, k, work.n_k, {})
         # tables of a length: that of a long sequence serves all
         self.formula = Formula(replace(work, n_k=_LONG), heads, device)
         self.positions = {"q": q, "k": k[0]}

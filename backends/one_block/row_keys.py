@@ -45,17 +45,15 @@ def _row(relation: Relation, q: int, n: int) -> np.ndarray:
             return np.asarray(reduce(pairs, (_row(term, q, n) for term in terms)))
         case Complement(term):
             return ~_row(term, q, n)
-    closed = relation.progressions(np.array([q]), n)
-    listed = type(relation).rows is not Relation.rows and not isinstance(relation, Transpose)
-    if closed is None and not listed:
+    closed, mask = relation.progressions(np.array([q]), n), np.zeros(n, bool)
+    if closed is not None:
+        for start, stop, step in np.broadcast(*closed):
+            if start < stop:
+                mask[start:stop:step] = True
+    elif type(relation).rows is Relation.rows or isinstance(relation, Transpose):
         return evaluate_pairs(relation, np.array([q]), np.arange(n), n)
-    mask = np.zeros(n, bool)
-    if closed is None:
+    else:
         mask[relation.row_keys(q, q + 1, n)] = True
-        return mask
-    for start, stop, step in np.broadcast(*closed):
-        if start < stop:
-            mask[start:stop:step] = True
     return mask
 
 
@@ -69,10 +67,8 @@ def ranges_of(keys: np.ndarray) -> tuple[range, ...] | None:
     breaks = np.flatnonzero(steps != 1)
     if len(breaks) >= LIMITS.ranges_read:
         return None
-    first, last = keys[[0, *(breaks + 1)]], keys[[*breaks, -1]]
-    return tuple(
-        range(low, high + 1) for low, high in zip(first.tolist(), last.tolist(), strict=True)
-    )
+    parts = np.split(keys, breaks + 1)
+    return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts)
 
 
 # --- of all queries -------------------------------------------------------------------------------

@@ -18,13 +18,14 @@ from torch import Tensor
 from attnspec.backends.common.exact import (
     ByKeyHead,
     SoftmaxKernel,
+    clear_empty,
     flash,
     flash_backward,
     fused,
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import LOWEST, Partial
+from attnspec.backends.common.merging import LOWEST, Partial, wide_type
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction, masked
@@ -55,9 +56,8 @@ class Part(NamedTuple):
     def attended(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Partial:
         """The output and log-sum-exps of these queries and keys."""
         out, lse = flash(q, k, v, 0.0, self.causal, attn_mask=self.bias, scale=scale)
-        empty = None if self.bias is None else lse < LOWEST / 2
-        if empty is not None and bool(empty.any()):
-            out, lse = out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
+        if self.bias is not None:
+            clear_empty(out, lse)
         return out, lse
 
     def differentiated(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
@@ -97,8 +97,7 @@ class TorchCallKernel(SoftmaxKernel):
         if parts and parts[0].samples is EVERY:
             return parts[0].attended(q, k, v, scale)
         out = q.new_zeros(q.shape)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide_type(q))
         for part in parts:
             rows, *into, keys, values = part.read((q, out, lse), (k, v))
             for target, x in zip(into, part.attended(rows, keys, values, scale), strict=True):
@@ -125,7 +124,7 @@ class TorchCallKernel(SoftmaxKernel):
 
     def _parts(self, q: Tensor, call: Call) -> tuple[Part, ...]:
         """What is computed, every pair once, for queries of this type."""
-        kind = torch.promote_types(q.dtype, torch.float32)
+        kind = wide_type(q)
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):

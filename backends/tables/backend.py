@@ -19,7 +19,7 @@ from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import READING, bands_of, natural_tables, reading_seconds, seconds_of
-from attnspec.layout.tiling import Tiling, survey
+from attnspec.layout.tiling import Survey, Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, work_amounts, work_seconds
 from attnspec.lower.work import MERGED, Heads, Kernel, Work, inputs_read
@@ -27,12 +27,9 @@ from attnspec.lower.work import MERGED, Heads, Kernel, Work, inputs_read
 if TYPE_CHECKING:
     import torch
 
-TILES = (32, 64, 128)
-"""Tile sizes of one step in natural order, each with a rate of its own."""
-
-LARGE = (512, 2048, 8192)
-"""Tile sizes for graphs of which smaller ones would be more than `LIMITS.tiles`; their rate is that
-of the last of `TILES`."""
+TILES = (64, 512, 8192)
+"""Tile sizes of one step in natural order: the first of which there are no more than
+`LIMITS.tiles`."""
 
 
 class TablesBackend:
@@ -51,7 +48,7 @@ class TablesBackend:
         if work.reads:
             return f"it lays tables out before a call, and the graph reads {inputs_read(work)}"
         if not self.natural(work)[1]:
-            size = f"{LARGE[-1]:,} x {LARGE[-1]:,}"
+            size = f"{TILES[-1]:,} x {TILES[-1]:,}"
             return f"the graph needs more tiles of {size} than {LIMITS.tiles:,}"
         return None
 
@@ -67,13 +64,13 @@ class TablesBackend:
 
     def _decided_seconds(self, work: Work) -> float:
         # the tensors of a call decide what it is
+        beside = self._beside_lists(work)
         if _is_brought(work):
-            whole = definition_of(work, work.device).cost(work)
-            return self._beside_lists(work) + READING * whole
+            return beside + READING * definition_of(work, work.device).cost(work)
         reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
         pairs = work.n_q * sum(reads)
         entries = work.n_q * sum(-(-count // LIMITS.tile) for count in reads)
-        return self._beside_lists(work) + work_seconds("tables", work, pair=pairs, merge=entries)
+        return beside + work_seconds("tables", work, pair=pairs, merge=entries)
 
     def _beside_lists(self, work: Work) -> float:
         """What a work of lists takes besides them: laying them out, and the rest of the graph."""
@@ -101,25 +98,20 @@ class TablesBackend:
         return _stepped_seconds(work) <= self.natural(work)[0]
 
     def natural(self, work: Work) -> tuple[float, int]:
-        """The seconds in natural order in tiles of the size that costs least, and that size;
-        infinity and 0 where every size makes too many."""
-        best = inf, 0
-        for tile in (*TILES, *LARGE):
-            tiles = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))).tiles
-            if tiles <= LIMITS.tiles:
-                best = min(best, (seconds_for(self.amounts(work, tile), work.device), tile))
-                if tile >= TILES[-1]:
-                    break
-        return best
+        """The seconds in natural order, and the size of its tiles; infinity and 0 where every size
+        makes too many."""
+        for tile in TILES:
+            if _natural_tiles(work, tile).tiles <= LIMITS.tiles:
+                return seconds_for(self.amounts(work, tile), work.device), tile
+        return inf, 0
 
-    def amounts(self, work: Work, tile: int | None = None) -> Amounts:
-        """What the work takes in natural order in tiles of a size, by default the cheapest."""
+    def amounts(self, work: Work, tile: int = 0) -> Amounts:
+        """What the work takes in natural order in tiles of a size, by default its own."""
         tile = tile or self.natural(work)[1]
-        tiling = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
-        full, undecided = tiling.area
+        tiles = _natural_tiles(work, tile)
+        full, undecided = tiles.area
         pairs = min(full + undecided, work.n_q * work.n_k)
-        gathered = pairs / min(tile, TILES[-1])
-        units = {"row": tiling.q.count, "gather": gathered, "masked": undecided}
+        units = {"row": tiles.q.count, "gather": pairs / tile, "masked": undecided}
         return work_amounts("tiles", work, call=1, pair=pairs, **units)
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -181,6 +173,10 @@ def refuses_decided(work: Work, device: str) -> str | None:
         if leaf.averages and work.changes.placed:
             return "`score` depends on positions, and the mean query of a cluster has no position"
     return None
+
+
+def _natural_tiles(work: Work, tile: int) -> Survey:
+    return survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
 
 
 def _stepped_seconds(work: Work) -> float:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.common.composed import DeviceBatch
-from attnspec.backends.common.exact import SoftmaxKernel, flash, flash_backward
+from attnspec.backends.common.exact import SoftmaxKernel, clear_empty, flash, flash_backward
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import LOWEST, Partial, merge
 from attnspec.layout.tables import Batch
@@ -460,10 +460,7 @@ class WalkingKernel(SoftmaxKernel):
                         part = flash(*parts, 0.0, False, attn_mask=bias, scale=scale)
                     piece.into.put(now, part, queries.natural and step.merges)
                 queries.put(lines, now, step.merges)
-            empty = lse < LOWEST / 2
-            if bool(empty.any()):
-                out.masked_fill_(empty[..., None], 0.0)
-                lse.masked_fill_(empty, -math.inf)
+            clear_empty(out, lse)
             _put_back([x[of_q] for x in result], lines)
         return result[0].to(q.dtype), result[1]
 

@@ -7,8 +7,9 @@ backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.score_formula import shares
-from attnspec.backends.common.scores import ScoreFunction, masked, pairs_left
+from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.tables.blocks import Piece
 from attnspec.ir.scores import Scores
 from attnspec.lower.work import Heads, Work
@@ -27,32 +28,15 @@ Learned = Mapping[str, Tensor]
 
 @dataclass(eq=False)
 class ScoreChanges:
-    """The changes of a work's scores, of its heads or, `of` a call, of some of them: then with
-    their learned tables, and what adds up the gradients of these."""
+    """The changes of a work's scores in a call, of some of its heads, by their places among them,
+    with their learned tables, and what adds up the gradients of these."""
 
     scores: Scores
     function: ScoreFunction
     positions: Sequence[Tensor]
     heads: Tensor
     tables: Learned
-    grads: Learned = field(default_factory=dict)
-
-    @staticmethod
-    def of_work(work: Work, heads: Heads) -> ScoreChanges | None:
-        """The changes for these heads; None where scores are not changed."""
-        if not work.changes:
-            return None
-        cpu = torch.device("cpu")
-        function = ScoreFunction(work.changes, heads, work.length, cpu)
-        positions = [torch.from_numpy(at) for at in work.positions]
-        return ScoreChanges(
-            work.changes, function, positions, torch.arange(len(heads), device=cpu), {}
-        )
-
-    def of(self, heads: Sequence[int], tables: Learned, grads: Learned) -> ScoreChanges:
-        """The changes for some of the heads, by their places among them."""
-        some = torch.tensor(heads, device="cpu")
-        return replace(self, heads=some, tables=tables, grads=grads)
+    grads: Learned
 
     def _of(self, piece: Piece) -> tuple[dict[str, Tensor], Tensor]:
         """The positions of a piece, and its heads, broadcastable to scores [c, blocks, h, w]."""
@@ -72,8 +56,10 @@ class ScoreChanges:
         """What the scores of a piece [blocks, c, h, w] become under a mask that is added, with
         these tables."""
         placed, heads = self._of(piece)
-        scores, left = q @ _for_each(k, q).mT, pairs_left(bias, self.scores)
-        left = None if left is None else left.expand_as(scores).transpose(0, 1)
+        scores = q @ _for_each(k, q).mT
+        left = None
+        if bias is not None and not self.scores.everywhere:
+            left = (bias >= 0).expand_as(scores).transpose(0, 1)
         changed = self.function(scores.transpose(0, 1), placed, tables, heads, left)
         return masked(changed.transpose(0, 1), bias, self.scores)
 
@@ -118,6 +104,15 @@ class ScoreChanges:
         if of_v.shape != v.shape:
             of_v = torch.unflatten(of_v, 1, (v.shape[1], -1)).sum(2)
         return [of_q, of_k, of_v]
+
+
+def changes_of(work: Work, heads: Heads) -> Callable[..., ScoreChanges] | None:
+    """Makes the changes of a call from what it brings; None where scores are not changed."""
+    if not work.changes:
+        return None
+    function = ScoreFunction(work.changes, heads, work.length, torch.device("cpu"))
+    positions = [torch.from_numpy(at) for at in work.positions]
+    return partial(ScoreChanges, work.changes, function, positions)
 
 
 def _for_each(x: Tensor, q: Tensor) -> Tensor:

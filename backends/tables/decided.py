@@ -26,7 +26,7 @@ from attnspec.backends.decided.tables import Part, parts_of_call
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Walked, WalkingKernel
-from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
+from attnspec.backends.tables.changed_scores import Learned, changes_of
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.listed import listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
@@ -56,7 +56,7 @@ class DecidedTables(WalkingKernel):
     ) -> None:
         self.work, self.heads, self.device, self.parts = work, heads, device, parts
         self.most_seconds = most_seconds
-        self.changes = ScoreChanges.of_work(work, heads)
+        self.changes = changes_of(work, heads)
         self.rest: Any = None
         if parts.rest is not None:
             reads = inputs_in(parts.rest)
@@ -159,8 +159,8 @@ class DecidedTables(WalkingKernel):
         of_weight, beside = grads.get(WEIGHT), self.rest is not None
         for part in self.parts_of(q, call):
             factors: list[Tensor] | None = None if of_weight is None else []
-            heads = range(part.shape[1] * part.shape[2])[part.query_heads]
-            scores = self.changes and self.changes.of(heads, learned, grads)
+            heads = torch.arange(part.shape[1] * part.shape[2], device="cpu")[part.query_heads]
+            scores = self.changes and self.changes(heads, learned, grads)
             of_q, of_k = (None, *part.queries), (None, part.samples, part.heads)
             steps = (
                 step

@@ -16,10 +16,10 @@ from torch import Tensor
 from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.exact import ByKeyHead, SoftmaxKernel, samples_of, some_together
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import LOWEST
+from attnspec.backends.common.merging import LOWEST, wide_type
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Step, Walked, WalkingKernel
-from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
+from attnspec.backends.tables.changed_scores import Learned, changes_of
 from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
@@ -58,7 +58,7 @@ class SteppedKernel(WalkingKernel, ByTables):
         self.complete = sum(int((x.q >= 0).sum()) for x in steps[0]) == work.n_q if steps else False
         # so that a sum is rounded once
         self.several = len(self.steps) > 1
-        self.changes = ScoreChanges.of_work(work, heads)
+        self.changes = changes_of(work, heads)
 
     def _parts(self, q: Tensor, call: Call, grads: Learned) -> Iterator[Walked]:
         """All samples of one padding together, as many heads as there is room for."""
@@ -68,11 +68,11 @@ class SteppedKernel(WalkingKernel, ByTables):
         for samples, real in samples_of(batch, call.padding):
             padding = None
             if real is not None:
-                padding = added_by(real, torch.promote_types(q.dtype, torch.float32), LOWEST)
+                padding = added_by(real, wide_type(q), LOWEST)
             for some in some_together(samples, heads, LIMITS.heads_together // each):
                 count, (low, high) = some[0].stop - some[0].start, (some[1].start, some[1].stop)
-                its = [*range(low * ratio, high * ratio)] * count
-                scores = self.changes and self.changes.of(its, call.tables, grads)
+                its = torch.arange(low * ratio, high * ratio, device="cpu").repeat(count)
+                scores = self.changes and self.changes(its, call.tables, grads)
                 yield some, some, self.steps, padding, scores
 
 

@@ -7,7 +7,6 @@ it would cost more, the dense definition computes the call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 
@@ -44,7 +43,7 @@ class ReadingKernel:
         if self.dense_seconds is not None:
             bands = bands_of(work.relation, work.n_q, work.n_k)
             seconds = seconds_of(bands, work.n_q, work.copies)
-            if not math.isfinite(seconds) or seconds > self.dense_seconds:
+            if seconds > self.dense_seconds:
                 return None
         return SteppedKernel(work, self.heads, self.device)
 

@@ -79,8 +79,7 @@ def room_on(device: torch.device) -> int:
         return LARGE
     # what triton itself holds a kernel against
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    room: int = properties["max_shared_mem"]
-    return room
+    return int(properties["max_shared_mem"])
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.choice import TILE
 from attnspec.backends.decided.ranking import listed, marked
-from attnspec.backends.decided.tables import Part, Placed
+from attnspec.backends.decided.tables import EVERY, Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
@@ -38,8 +38,7 @@ def filled(layout: choice.TileLists, part: Part) -> choice.TileLists:
     if rows == keys == 1 or not layout.lists.numel():
         return layout
     short = -layout.lists.shape[2] % rows
-    named = functional.pad(layout.lists, (0, 0, 0, short), value=-1)
-    named = named.div(keys, rounding_mode="floor")
+    named = functional.pad(layout.lists, (0, 0, 0, short), value=-1) // keys
     named = named.reshape(*named.shape[:2], -1, rows * named.shape[3])
     slots = part.n_k if layout.k_order is None else layout.k_order.shape[2]
     count = -(-slots // (keys * layout.k_tile))
@@ -58,9 +57,7 @@ class DecidedKernel(Launching, DecidedTables):
     of_rest = TritonKernel
 
     def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
-        batch, keys, repeat, n_q = q.shape[:4]
-        sides = slice(0, batch), slice(0, keys), slice(0, repeat)
-        whole = Part(*sides, (batch, keys, repeat, n_q), self.work.n_k, call, filled)
+        whole = Part(EVERY, EVERY, EVERY, q.shape[:4], self.work.n_k, call, filled)
         return whole.apart(self.parts.products)
 
     def launches(

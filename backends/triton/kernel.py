@@ -14,10 +14,10 @@ from torch import Tensor
 
 from attnspec.backends.common.exact import SoftmaxKernel, has_numbers
 from attnspec.backends.common.masks import of_sample
-from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.merging import Partial, wide_type
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.decided.tables import Part
+from attnspec.backends.decided.tables import EVERY, Part
 from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
@@ -60,7 +60,7 @@ class Launching(SoftmaxKernel):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         launches = self.launches((q, k, v), call, scale, False)
         # what is merged is kept in wide numbers meanwhile
-        wide = torch.promote_types(q.dtype, torch.float32)
+        wide = wide_type(q)
         kind = q.dtype if self._writes_once(launches) else wide
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=kind)
         # `softmax1` has a key of score and value 0
@@ -111,20 +111,19 @@ class TritonKernel(Launching, ByTables):
     def launches(
         self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> list[Launches]:
-        batch, keys, repeat, n_q = tensors[0].shape[:4]
-        every, launches = slice(None), []
-        for of, steps in self._laid_out([call.data[name] for name in self.work.reads], batch):
+        shape, launches = tensors[0].shape[:4], []
+        for of, steps in self._laid_out([call.data[name] for name in self.work.reads], shape[0]):
             line = call.line + (of.start or 0) * len(self.heads)
             padding = None if call.padding is None else call.padding[of]
             its = replace(call, padding=padding, line=line)
-            part = Part(of, every, every, (batch, keys, repeat, n_q), self.work.n_k, its)
+            part = Part(of, EVERY, EVERY, shape, self.work.n_k, its)
             launches.append(Launches(self.look, steps, part, tensors, scale, back))
         return launches
 
     def _laid_out(self, read: Sequence[Tensor], batch: int) -> list[tuple[slice, list[Step]]]:
         """The samples of a call with these inputs, and their steps."""
         if not read:
-            return [(slice(None), self.steps)]
+            return [(EVERY, self.steps)]
         if not self.tiles:
             samples = ([x[at] for x in read] for at in range(batch))
             return [(slice(at, at + 1), self._of_sample(x)) for at, x in enumerate(samples)]
@@ -134,7 +133,7 @@ class TritonKernel(Launching, ByTables):
             pairs = zip(self.steps, self.tiles, strict=True)
             return [replace(step, masks=tiles(data, batch)) for step, tiles in pairs]
 
-        return [(slice(None), self.last.get(read, together, batch))]
+        return [(EVERY, self.last.get(read, together, batch))]
 
     def _of_sample(self, read: Sequence[Tensor]) -> list[Step]:
         """The steps of one sample, kept for the last few inputs."""

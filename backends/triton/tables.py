@@ -60,7 +60,7 @@ class Step:
         code = torch.where(masks.some, 2 * self.tiles[side] + (~masks.full).long(), 2 * count)
         code, order = torch.sort(code, dim=1, stable=True)
         tiles, kinds = (
-            x.expand(order.shape).gather(1, order).to(device, torch.int32)
+            x.take_along_dim(order, 1).to(device, torch.int32)
             for x in (self.tiles[1 - side], masks.numbers)
         )
         *lists, slots = _programs(code, count, most, more)
@@ -79,7 +79,7 @@ def _programs(code: Tensor, count: int, most: int, more: int) -> tuple[Tensor, T
     device = code.device
     wanted = 2 * torch.arange(count, device=device).repeat(batch, 1)
     low, middle, high = (torch.searchsorted(code, wanted + at) for at in range(3))
-    parts = (high - low + most - 1).div(most, rounding_mode="floor").clamp(min=1)
+    parts = ((high - low + most - 1) // most).clamp(min=1)
     last = parts.cumsum(1)
     number = torch.arange(count + more, device=device).repeat(batch, 1)
     tile = torch.searchsorted(last, number, right=True).clamp(max=count - 1)
@@ -94,7 +94,7 @@ def _programs(code: Tensor, count: int, most: int, more: int) -> tuple[Tensor, T
     middle = middle.gather(1, tile).maximum(begin).minimum(end)
     work = torch.stack([tile, begin + first, middle + first, end + first, slot], 2)
     longest = torch.argsort(begin - end, dim=1, stable=True)
-    programs = work.gather(1, longest[..., None].expand(-1, -1, 5))
+    programs = work.take_along_dim(longest[..., None], 1)
     slots = torch.where(parts > 1, parts, 0)
     stop = slots.cumsum(1)
     start = stop - slots

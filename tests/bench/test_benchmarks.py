@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,23 +119,3 @@ def test_the_dry_run_of_the_gpu_goes_to_its_end_and_on(
     assert gpu_table(figures).count("of") > 5
     assert gpu.main(["--dry-run"]) == 2
     assert torch.cuda.is_available() or gpu.main([]) == 2
-
-
-CHILD = """
-import json, os, sys
-path, ends = sys.argv[1], (lambda: os.kill(os.getpid(), 9), lambda: sys.exit(3), int)
-rows = json.load(open(path))["times"] if os.path.exists(path) else {}
-for row, end in zip(("is killed", "ends", "is well"), ends):
-    if row not in rows:
-        rows[row] = {}
-        json.dump({"times": rows}, open(path, "w"))
-        end()
-"""
-
-
-def test_a_process_that_ends_is_followed_by_the_next(tmp_path: Path) -> None:
-    path, command = tmp_path / "gpu.json", [sys.executable, "-I", "-S", "-c"]
-    assert gpu.attended(path, 300.0, [*command, CHILD, str(path)]) == 0
-    assert [*json.loads(path.read_text())["times"]] == ["is killed", "ends", "is well"]
-    # one that gets no further is not begun for ever
-    assert gpu.attended(tmp_path / "none.json", 300.0, [*command, "import sys; sys.exit(9)"]) == 9

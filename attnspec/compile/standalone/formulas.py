@@ -82,8 +82,7 @@ def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
         ends = ((x, 0 if by >= 0 else x.length - 1) for x in (q, k))
         moved = [Side(said(Apply(op, (x.at - by, end)), {}, page), x.length) for x, end in ends]
         return inside & _formula(term.terms[0], page, *moved)
-    first, *others = (_formula(each, page, q, k) for each in term.terms)
-    return _joined(term.op, [first, *others])
+    return _joined(term.op, [_formula(each, page, q, k) for each in term.terms])
 
 
 def _joined(op: str, parts: Sequence[Operand]) -> Operand:

@@ -54,7 +54,9 @@ def mask_text(program: Program) -> Text:
         for slot, lines in enumerate(slots):
             lines.append(f"held = torch.where(slot_of[h] == {slot}, pairs, held)")
             statements += [f"if {slot} in slots:", *(f"    {line}" for line in lines)]
-    statements.append('return held & x["key padding"][b, k] if "key padding" in x else held')
+    statements.append(
+        'return held & x["key padding mask"][b, k] if "key padding mask" in x else held'
+    )
     queries, last = "n_q", "the last n_q of n positions"
     if program.cross:
         queries, last = QUERIES, f"{QUERIES} queries and n keys"

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnspec.backends.common.merging import Outputs
+from attnspec.backends.common.merging import Outputs, wide_type
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.factored.directions import directions
 from attnspec.backends.factored.features.maps import Summing, Tables
 from attnspec.backends.factored.features.sums import Given, State, Weighed
@@ -40,7 +41,7 @@ class FeatureKernel(Summing):
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and the logarithms [B, H, n_q] of what its rows are divided by, None where
         that may be negative or is nothing."""
-        return _by_head(q, self.outputs(self.given(q, k, v, call)))
+        return by_head(q, self.outputs(self.given(q, k, v, call)))
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
@@ -49,7 +50,7 @@ class FeatureKernel(Summing):
         at first, and the state after them."""
         request = self.given(q, k, v, call)
         sums, after = request.summed(cast("State | None", state))
-        return _by_head(q, self.worth(sums)), after
+        return by_head(q, self.worth(sums)), after
 
     def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:
         """The outputs of queries on top of the sums over keys elsewhere: those before all of these
@@ -58,7 +59,7 @@ class FeatureKernel(Summing):
             k, v, call = k[:, :, :0], v[:, :, :0], replace(call, padding=None)
         before = before._replace(sums=before.sums.mT)
         sums, _ = self.given(q, k, v, call).summed(before)
-        return _by_head(q, self.worth(sums))[0]
+        return by_head(q, self.worth(sums))[0]
 
     def key_sums(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, at: Tensor
@@ -79,7 +80,7 @@ class FeatureKernel(Summing):
         """What is summed: heads beside the key head that they read, and what features are of."""
         (batch, heads, rows, size), declared = q.shape, self.declared
         check_no_dropout(declared.name, call.dropout_p)
-        kind, padding = torch.promote_types(q.dtype, torch.float32), call.padding
+        kind, padding = wide_type(q), call.padding
         parts = (part.name for part in declared.parts())
         tables = {name: call.tables[name].to(kind) for name in parts}
         gate: tuple[Tensor, ...] = ()
@@ -109,8 +110,8 @@ class FeatureKernel(Summing):
         return self.worth(self.sums(given))
 
 
-def _by_head(q: Tensor, outputs: Outputs) -> Outputs:
-    """As `partial`."""
+def by_head(q: Tensor, outputs: Outputs) -> Outputs:
+    """What lines of key heads give, as `partial` of q has it."""
     (out, lse), shape = outputs, q.shape[:3]
     return out.to(q.dtype).view(*shape, out.shape[-1]), None if lse is None else lse.view(shape)
 
@@ -121,7 +122,7 @@ def gate_frames(k: Tensor, tables: Tables, padding: Tensor | None) -> tuple[Tens
 
     Padding passes the sums on as they are.
     """
-    logits = (k.to(torch.promote_types(k.dtype, torch.float32)) * tables["gate"][:, None]).sum(-1)
+    logits = (widened(k) * tables["gate"][:, None]).sum(-1)
     logits = (logits + tables["gate_bias"][:, None]).double()
     kept = functional.logsigmoid(logits)
     if padding is not None:

@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from attnspec.backends.common.merging import LOWEST
+from attnspec.backends.common.merging import LOWEST, wide_type
 from attnspec.backends.common.torch_modes import (
     Function,
     derivatives,
@@ -72,7 +72,7 @@ class Given(NamedTuple):
     @property
     def kind(self) -> torch.dtype:
         """The type of sums."""
-        return torch.promote_types(self.q.dtype, torch.float32)
+        return wide_type(self.q)
 
     @property
     def is_wide(self) -> bool:

@@ -229,7 +229,7 @@ class _Launches:
         """The gradients of outputs, what these are divided by, and the gradients of the sums of
         weights."""
         grad = in_rows(grad)
-        of_sums, of_weights = torch.ones_like(totals), torch.zeros_like(totals)
+        of_sums, of_weights = torch.exp(self.logs), torch.zeros_like(totals)
         if self.how.divides:
             delta = (grad.to(totals.dtype) * out).sum(-1)
             with torch.enable_grad():
@@ -238,8 +238,6 @@ class _Launches:
             of_sums = 1 / divisor.detach()
             (slope,) = torch.autograd.grad(divisor, total, torch.ones_like(divisor))
             of_weights = of_totals - delta * of_sums * slope
-        else:
-            of_sums = torch.exp(self.logs)
         return rows_of(grad), rows_of(of_sums), rows_of(of_weights)
 
     def _through(self, into: Given, of_f: Tensor, of_g: Tensor) -> None:

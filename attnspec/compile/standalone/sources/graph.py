@@ -55,7 +55,7 @@ def listed(tables, h, q, k):
 
 def numbers(name, x, kind=torch.float64, most=None, whole=False):
     """An input as int64 or reals, one of a real key at padding; refuses what is not exact."""
-    values, real = x[name], x.get("key padding")
+    values, real = x[name], x.get("key padding mask")
     values = values.to(kind) if values.is_floating_point() else values.long()
     if INPUTS[name][0] == "length":
         # no position lies before one below 0
@@ -140,6 +140,8 @@ def attend(q, k, v, layer, dropout_p, x, learned):
             added = score_mod(q.new_zeros(*q.shape[1:3], k.shape[2]), *at)
             mask = added.masked_fill(~mask, -torch.inf)
         out = scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale, enable_gqa=True)
+        if out.is_cuda and out.requires_grad:  # cuDNN takes gradients for laid out as the first
+            out.register_hook(lambda x, at=out.stride(): x.new_empty_strided(x.shape, at).copy_(x))
         return out.masked_fill(none, 0.0).to(kind)
     else:
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))

@@ -29,8 +29,8 @@ def given(q, k, v, layer, inputs, padding):
         raise ValueError(f"a call takes {needed}; got {got}")
     if not 0 <= layer < (LAYERS or layer + 1):
         raise ValueError(f"layer must be at least 0, and below {LAYERS}, got {layer}")
-    x = {**(inputs or {}), **({} if padding is None else {"key padding": padding})}
-    if {*x, "key padding"} != {*INPUTS, "key padding"}:
+    x = {**(inputs or {}), **({} if padding is None else {"key padding mask": padding})}
+    if {*x, "key padding mask"} != {*INPUTS, "key padding mask"}:
         raise ValueError(f"`inputs` must have the names {list(INPUTS)}, got {list(inputs or {})}")
     for name, t in x.items():
         kind, most = INPUTS.get(name, ("bool", None))
