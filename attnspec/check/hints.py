@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from textwrap import shorten
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.reach.leaks import leak
@@ -70,9 +71,10 @@ def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str
     for extra in (
         ("powers", "residue(step = isqrt(n))") if program.causal else ("global(first(1))",)
     ):
-        line = f"{' '.join(text[span.start : span.end].split())} | {extra}"
-        words = f"`| {extra}` at the end of the `attend` of line {place.line}"
-        changed = text[: span.start] + line + text[span.end :]
+        statement = " ".join(text[span.start : span.end].split())
+        shown = shorten(statement, 60, placeholder=" …")
+        words = f"`| {extra}` after `{shown}` of line {place.line}"
+        changed = f"{text[: span.start]}{statement} | {extra}{text[span.end :]}"
         hint = _tried(program, changed, words, failed, verdicts)
         if hint is not None:
             return hint

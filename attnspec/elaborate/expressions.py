@@ -294,11 +294,9 @@ def _scalar_chain(node: nodes.Chain, values: Sequence[Scalar], scope: Scope) -> 
     if wanted == "number":
         for operator, place in zip(operators, node.operator_spans, strict=False):
             if operator in ("|", "&", "subset"):
-                message = f"`{operator}` joins graphs, got numbers or comparisons"
-                words = {"|": "or", "&": "and"}
-                advice = (
-                    f"write `{words[operator]}` to join comparisons" if operator in words else None
-                )
+                message = f"`{operator}` joins graphs, and a condition has numbers and comparisons"
+                word = {"|": "or", "&": "and"}.get(operator)
+                advice = word and f"comparisons are joined by `{word}`: `q > 0 {word} k > 0`"
                 scope.fail("A312", message, place, help=advice)
         if first in ("==", "!=") and type_of(values[0]) == "boolean":
             wanted = "boolean"

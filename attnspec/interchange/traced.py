@@ -740,8 +740,8 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
     at = ", ".join(map(_shown, parts))
     raise UntracedError(
         f"`{captured.name_of(tensor)}`, of shape {shape}, is indexed by [{at}], and only [q], [k],"
-        " [b, q], [b, k], [b] and [h] are allowed: make a tensor with one number for each position"
-        " before, as in `t = x[torch.arange(n) // 2]`, and index it by [q] or [k]"
+        " [b, q], [b, k], [b] and [h] are allowed: before the import look its numbers up, one for"
+        " each position, as in `t = x[torch.arange(n) // 2]`, and index `t` by [q] or [k]"
     )
 
 

@@ -55,10 +55,10 @@ class StreamState:
             kind = type(state).__name__
             raise TypeError(f"state must be what a step returned, or None, got {kind}")
         if state.tensors != tensors:
-            raise ValueError(
-                f"the state was made with {_words(state.tensors)}, and this step got"
-                f" {_words(tensors)}"
-            )
+            pairs = zip(_words(tensors), _words(state.tensors), strict=True)
+            differ = zip(*(pair for pair in pairs if pair[0] != pair[1]), strict=True)
+            got, made = map(", ".join, differ)
+            raise ValueError(f"this step got {got}, and the state was made with {made}")
         if state.works != works:
             raise ValueError(
                 "the state is of another layer or module: pass the state that the last step of"
@@ -67,7 +67,7 @@ class StreamState:
         return state
 
     def __repr__(self) -> str:
-        return f"StreamState(position={self.position}, of {_words(self.tensors)})"
+        return f"StreamState(position={self.position}, of {', '.join(_words(self.tensors))})"
 
     def after(self, positions: int, parts: Iterable[object]) -> StreamState:
         """The state so many positions later."""
@@ -105,14 +105,14 @@ class StreamState:
         return [x for x in tree_leaves((self.parts, self.marked)) if isinstance(x, Tensor)]
 
 
-def _words(tensors: Tensors) -> str:
+def _words(tensors: Tensors) -> list[str]:
     """What tensors share with those of all other steps of a sequence, in words."""
     sizes, dtype, device = tensors
-    shapes = ", ".join(
+    shapes = [
         f"{name} [{batch}, {heads}, t, {size}]"
         for name, (batch, heads, size) in zip("qkv", sizes, strict=True)
-    )
-    return f"{shapes} in {str(dtype).removeprefix('torch.')} on {device}"
+    ]
+    return [*shapes, str(dtype).removeprefix("torch."), f"device {device}"]
 
 
 def streamed(

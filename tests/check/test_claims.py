@@ -62,7 +62,7 @@ def test_depths_of_two_layers_are_proven_soundly(causal: str) -> None:
 def test_hints_can_be_pasted_and_hold(body: str) -> None:
     text = f"attention a {{\n{body}\n}}"
     (refuted,) = [d for d in parse(text).check() if d.code == "A606"]
-    found = re.search(r"`(\| [^`]*)` at the end", refuted.help or "")
+    found = re.search(r"`(\| [^`]*)` after", refuted.help or "")
     assert found is not None, refuted.help
     attend = re.compile(r"attend [^\n{]*?(?= head|\n)")
     mended = parse(attend.sub(lambda old: f"{old[0]} {found[1]}", text, count=1))
