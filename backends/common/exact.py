@@ -250,7 +250,7 @@ def torch_attention(
     """Torch's own attention of q [B, H, n, d], under a mask bool [B or 1, H or 1, n or 1, w]; some
     of its kernels give the mean of all values to a query without a key."""
     out = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, **more)
-    if out.is_cuda and out.requires_grad:
+    if out.is_cuda and out.requires_grad and not torch.compiler.is_compiling():
         out.register_hook(partial(laid_out, strides=out.stride()))  # type: ignore[no-untyped-call]
     return out
 
