@@ -24,6 +24,8 @@ from attnspec.backends.common.torch_modes import Function, apart, derivatives, i
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
+EVERY = slice(None)
+
 flash: Any = torch._scaled_dot_product_flash_attention_for_cpu
 """Torch's flash kernel on the CPU, a private name of torch, which takes any strides of rows in one
 piece: (q, k, v, dropout_p, is_causal, *, attn_mask, scale) -> output and log-sum-exps, for q

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnspec.backends.common.exact import some_together
+from attnspec.backends.common.exact import EVERY, some_together
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Holds, TileLists, look_up, part_of
 from attnspec.backends.decided.lists import Pairs
@@ -26,8 +26,6 @@ from attnspec.graphs.relation import FULL, Relation, Tiles
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call
-
-EVERY = slice(None)
 
 _covers: Cache[tuple[Relation, int, int, str], Tensor] = Cache(LIMITS.layouts_few)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.common.exact import (
+    EVERY,
     ByKeyHead,
     SoftmaxKernel,
     clear_empty,
@@ -34,8 +35,6 @@ from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.one_block.row_keys import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, Works
-
-EVERY = slice(None)
 
 
 class Part(NamedTuple):

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnspec.backends.common.exact import EVERY
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.choice import TILE
 from attnspec.backends.decided.ranking import listed, marked
-from attnspec.backends.decided.tables import EVERY, Part, Placed
+from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.exact import SoftmaxKernel, has_numbers
+from attnspec.backends.common.exact import EVERY, SoftmaxKernel, has_numbers
 from attnspec.backends.common.masks import of_sample
 from attnspec.backends.common.merging import Partial, wide_type
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.decided.tables import EVERY, Part
+from attnspec.backends.decided.tables import Part
 from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
