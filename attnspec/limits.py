@@ -98,6 +98,7 @@ class Limits:
     pairs_tallied: int = _limit(1 << 21, 256)  # pairs that are listed for a picture
     tally_work: int = _limit(1 << 26, 256)  # progressions times cells that are counted one by one
     pairs_short: int = _limit(1 << 16, 0)  # pairs whose form the definition tells
+    pairs_weighed: int = _limit(1 << 18, 0)  # pairs beside a mechanism that need no lists
     compared: int = _limit(1 << 17, 16)  # n up to which a graph is compared with the causal one
     rows_looked_up: int = _limit(16, 1)  # queries of a step of generation
     ranges_read: int = _limit(8, 1)  # ranges of keys that a step reads, before a list of keys

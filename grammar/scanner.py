@@ -324,13 +324,14 @@ def _advice(value: str) -> str | None:
             return "numbers are decimal"
     if re.fullmatch(r"[0-9_]+", value):
         plain = value.replace("_", "").lstrip("0") or "0"
-        return f"write `{plain}`: put single underscores between digits, and no zero first"
+        zero = len(value) > 1 and value[0] == "0"
+        why = "it may not begin with 0" if zero else "underscores are single, between digits"
+        return f"write `{plain}`: {why}"
     if re.fullmatch(r"\.[0-9]+", value):
         return f"write `0{value}`"
     if re.fullmatch(r"[0-9]+\.", value):
         return f"write `{value}0`"
     if re.fullmatch(r"[0-9.]+[eE][+-]?", value):
         return f"write the exponent: `{value}3`"
-    if re.fullmatch(r"[0-9]+[A-Za-z_][A-Za-z0-9_]*", value):
-        return "start a name with a letter, or write a product with `*`: `2 * x`"
-    return None
+    product = re.sub(r"^([0-9]+)([A-Za-z_][A-Za-z0-9_]*)$", r"\1 * \2", value)
+    return f"start a name with a letter, or write `{product}`" if product != value else None

@@ -37,7 +37,8 @@ def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> It
                 if attend.span is None or attend.span.start in reported:
                     continue
                 slot = slot_text(stack, layer, head)
-                rows = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
+                extra = stack.program.extra_tokens
+                rows = _empty_rows(relation, n, attend.span, slot, n == lengths[-1], extra)
                 if rows is not None and rows.code == "A901":
                     rows = replace(rows, help=advice)
                 if rows is not None:
@@ -59,7 +60,7 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
                     f"`{leaf.pattern}` depends on `head`, {HEADS}",
                     leaf.span,
                     "warning",
-                    notes=("until then figures are of head 0; a call has as many heads as q",),
+                    notes=("until then reports are about head 0; calls have the heads of `q`",),
                 )
 
 
@@ -95,7 +96,7 @@ def ahead_of(program: Program, found: Leak) -> Diagnostic:
 
 
 def _empty_rows(
-    relation: Relation, n: int, span: Span, slot: str, longest: bool
+    relation: Relation, n: int, span: Span, slot: str, longest: bool, extra: int
 ) -> Diagnostic | None:
     try:
         degrees = degrees_of(relation, n)
@@ -115,6 +116,7 @@ def _empty_rows(
             help="`A & B` keeps pairs that are in A and in B, `A - B` those of A that are not in B",
         )
     rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
+    rows += " (extra tokens are not on the grid)" if empty[-1] < extra else ""
     queries = "1 query has" if len(empty) == 1 else f"{len(empty):,} queries have"
     return Diagnostic(
         "A901",

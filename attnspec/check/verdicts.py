@@ -54,8 +54,12 @@ _LONG = frozenset(
 """Claims that are checked at lengths above `LIMITS.matrix` too, as far as the graphs allow it."""
 
 
-_READ = "every query has read every key that it may read, directly or through other positions"
+_READ = (
+    "every query has read every key (under `causal` every earlier key), directly or through other"
+    " positions"
+)
 MEANINGS = {
+    "order": "`order <= f(n)`: edges, the pairs of a query and a key, grow at most as fast as f(n)",
     "reach": f"`reach(layers = L)`: after L layers {_READ}",
     "depth": f"`depth`: the fewest layers after which {_READ}",
     "diameter": "`diameter`: the most steps a query needs to reach a key, in any layer and head",
@@ -404,7 +408,7 @@ def _order(
     else:
         if counterexample is not None:
             message = f"`{claim.text}` does not hold: {counterexample}"
-            yield Diagnostic("A606", message, claim.span)
+            yield Diagnostic("A606", message, claim.span, notes=(MEANINGS["order"],))
 
 
 def _without_answer(claim: Claim, error: Exception, where: str = "") -> Diagnostic:

@@ -296,7 +296,7 @@ def _read_by_position(node: nodes.Index, scope: Scope) -> None:
     else:
         advice = (
             f"declare `input {name}: ids`, and write `same({name})` for equal labels, or"
-            f" `{name}(q)` and `{name}(k)` in `where(…)`"
+            f" `{name}(q)` or `{name}(k)` in `where(…)`"
         )
     message = f"square brackets read a list, not an input, got `{name}[…]`"
     scope.fail("A310", message, node.span, help=advice)
@@ -306,11 +306,9 @@ def readings(given: InputRef) -> str:
     """How a predicate reads an input, or that none does."""
     name = given.name
     if given.kind == "ids":
-        return (
-            f"write `same({name})` for equal labels, or `{name}(q)` and `{name}(k)` in `where(…)`"
-        )
+        return f"write `same({name})` for equal labels, or `{name}(q)` or `{name}(k)` in `where(…)`"
     if given.kind in READ:
-        return f"write `{name}(q)` and `{name}(k)` in `where(…)`"
+        return f"write `{name}(q)` or `{name}(k)` in `where(…)`"
     return {
         "tokens": f"in place of `where` write `columns({name})` for marked keys,"
         f" `rows({name})` for marked queries",

@@ -121,7 +121,8 @@ def _comparison(node: nodes.Chain, scope: Scope, claim: Claim) -> list[Claim]:
             scope.fail("A605", "`order` is compared by `<=`", node.span)
         if compare == "subset":
             scope.fail("A605", f"`subset` compares graphs, and `{name}` is a number", node.span)
-        claims.append(replace(claim, kind=name, compare=compare, value=value))
+        text = print_expression(replace(node, operators=(operator,), operands=(left, right)))
+        claims.append(replace(claim, kind=name, text=text, compare=compare, value=value))
     return claims
 
 

@@ -48,7 +48,7 @@ def require_claim(kind: str, span: Span, scope: Scope) -> None:
             " layers",
             span,
             scope,
-            "remove it here, and write it in the self-attention spec of each sequence",
+            "remove the claim here, and write it in the self-attention spec of each sequence",
         )
 
 

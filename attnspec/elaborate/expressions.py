@@ -136,7 +136,7 @@ def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
     """What `q.row` stands for."""
     shown, grid = f"{node.base.name}.{node.attribute}", scope.work.grid
     if not scope.predicate or node.base.name not in POSITIONS:
-        message = "coordinates are those of `q` and `k`, as in `q.row`, inside `where(…)`"
+        message = f"only `q` and `k` in `where(…)` have coordinates, as `q.row`, got `{shown}`"
         scope.fail("A205", message, node.span, help=None if scope.predicate else SIZES)
     if grid is None:
         if "sequence" in scope.work.broken:

@@ -56,7 +56,8 @@ def meant(name: str, scope: Scope) -> str | None:
         return f"`{low}` normalises scores: write the statement `normalize {low}`"
     sentence = _MEANT.get(_ALIASES.get(low, low))
     if sentence is None and name in scope.module.attentions:
-        sentence = f"`{name}` is an attention; define its pairs as a graph, `graph NAME = …`"
+        moved = "move what it attends into `graph NAME = …`, and write `NAME` in both"
+        sentence = f"`{name}` is an attention, where a graph is needed: {moved}"
     if sentence is None and low in SYSTEMS:
         sentence = f"`{low}` is a whole spec, not a graph: `attnspec zoo` lists those of its name"
     return sentence

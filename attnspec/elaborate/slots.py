@@ -219,8 +219,10 @@ def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> No
     first, name = governed[0], governed[0].pattern
     related = ((f"`{name}` is here", first.span),) if first.span else ()
     if scale is not None:
-        message = f"`{name}` has an argument `scale`, so the statement `scale` cannot be used"
-        advice = f"remove the statement; for scores without a factor write `{name}(scale = unit)`"
+        message = (
+            f"`{name}` sets the factor of scores itself, so the statement `scale` cannot be used"
+        )
+        advice = f"remove the statement, or write `{name}(scale = unit)` for a factor of 1"
         work.collector.add("A708", message, scale.span, related=related, help=advice)
     mean = [leaf for leaf in governed if dict(leaf.arguments)["combine"] == "mean"]
     if len(mean) > 1:
@@ -249,7 +251,9 @@ def _check(leaf: Leaf, where: str, work: Work) -> None:
 def _misplaced(
     mechanism: Mechanism, work: Work, message: str, span: Span | None, advice: str = ""
 ) -> None:
-    advice = advice or "remove it, or give it only to heads whose `attend` has no mechanism"
+    advice = (
+        advice or "remove the statement, or give it only to heads whose `attend` has no mechanism"
+    )
     related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
     work.collector.add("A705", message, span or mechanism.span, related=related, help=advice)
 

@@ -14,7 +14,7 @@ from attnspec.integrations.model_layers import attribute_of, passes
 from attnspec.integrations.model_mask import REPLACED
 
 CROSS = (
-    "use `convert(model, encoder=spec, decoder=spec, cross=spec)`, where each spec may be left out"
+    "use `convert(model, encoder=spec1, decoder=spec2, cross=spec3)`, where each may be left out"
 )
 """The way out where a model reads another sequence."""
 

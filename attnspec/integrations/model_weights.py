@@ -40,10 +40,10 @@ def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]
         value, other = state[key], state[key.replace("_global.", ".")]
         if not torch.equal(value, other):
             raise AttnSpecError(
-                f"RoBERTa has one projection for all tokens, and `{key}` differs from that of the"
-                f" others by {float((value - other).abs().max()):.3g}: leave `important` out, and"
-                " every token reads its window alone; or copy `query`, `key` and `value` over the"
-                " global ones, and train"
+                f"RoBERTa has no projections of its own for global tokens, and `{key}` differs from"
+                f" `{key.replace('_global.', '.')}` by {float((value - other).abs().max()):.3g}:"
+                " leave `important` out, and every token reads its window alone; or copy `query`,"
+                " `key` and `value` over the global ones, and train"
             )
     widths = config.attention_window
     widths = [widths] * config.num_hidden_layers if isinstance(widths, int) else list(widths)

@@ -9,6 +9,7 @@ each sample, is a run-time input.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -347,8 +348,8 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
     for _, value in _each(said):
         if not isinstance(value, Symbol | Apply):
             continue
-        power = isinstance(value, Apply) and value.op == "**"
-        if kind == torch.float64 and not (computed and power):
+        op = value.op if isinstance(value, Apply) else ""
+        if kind == torch.float64 and not (computed and op == "**"):
             continue
         if isinstance(value, Entry) and value.dtype.is_floating_point:
             # as it was captured
@@ -356,7 +357,8 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         places, ranges = _places(value) if kind.is_floating_point else 0, _ranges(value)
         below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
         if places is None or below or reach_of(value, ranges) * 2**places > most:
-            longer = "convert the operands by `.long()` or `.double()`, and multiply, not divide"
+            longer = "convert the operands by `.long()` or `.double()`"
+            longer += ", and multiply, not divide" if op == "/" else ""
             advice = "use smaller numbers" if kind in (torch.int64, torch.float64) else longer
             raise UntracedError(
                 f"it computes in {kind}, where its numbers may be rounded or overflow; {advice}"
@@ -545,19 +547,19 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
 
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
     if rounding_mode == "trunc":
-        return _natural("//", "it rounds", "use `//`", first, second)
+        return _natural("//", "use `//`", first, second)
     return _numeric("/" if rounding_mode is None else "//", first, second)
 
 
-def _natural(op: str, what: str, instead: str, *values: Any) -> Traced:
+def _natural(op: str, instead: str, *values: Any) -> Traced:
     """An operation of which torch and specs make different things where a number is negative."""
     numbers = [number for value in values for _, number in _each(_cases(value))]
     if not all(bounds(number, _ranges(number))[0] >= 0 for number in numbers):
-        raise UntracedError(f"{what} a number that may be negative towards zero; {instead}")
+        raise UntracedError(f"it rounds towards zero a number that may be negative; {instead}")
     return _numeric(op, *values)
 
 
-_cut_off = partial(_natural, "floor", "it rounds", "use `.floor()` or `//`")
+_cut_off = partial(_natural, "floor", "use `.floor()` or `//`")
 
 
 # --- constants in a tensor -----------------------------------------------------------------------
@@ -662,7 +664,7 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
-    "fmod": partial(_natural, "%", "it computes `torch.fmod`, which rounds", "use `%`"),
+    "fmod": partial(_natural, "%", "use `%` in place of `torch.fmod`"),
     "isin": _isin,
     "bucketize": _bucketed,
     "searchsorted": lambda limits, x, right=False, **rest: _bucketed(x, limits, right),
@@ -737,11 +739,12 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
             f"it looks pairs up in a captured mask {shape}, where a spec needs a rule;"
             " `attnspec.explain_mask(mask)` looks for the rule"
         )
-    at = ", ".join(map(_shown, parts))
+    at, name = ", ".join(map(_shown, parts)), captured.name_of(tensor)
+    every = re.sub(r"\b[qk]\b", "torch.arange(n)", re.sub(r"\((q|k)\)", "", at))
     raise UntracedError(
-        f"`{captured.name_of(tensor)}`, of shape {shape}, is indexed by [{at}], and only [q], [k],"
-        " [b, q], [b, k], [b] and [h] are allowed: before the import look its numbers up, one for"
-        " each position, as in `t = x[torch.arange(n) // 2]`, and index `t` by [q] or [k]"
+        f"`{name}`, of shape {shape}, is indexed by [{at}], and only [q], [k], [b, q], [b, k], [b]"
+        f" and [h] are allowed: before the import compute an entry for each position, `t ="
+        f" {name}[{every}]`, and index `t` by [q] or [k]"
     )
 
 
@@ -809,9 +812,9 @@ def _length(captured: Captured, tensor: Tensor) -> Traced:
     kind = tensor.dtype
     if kind == torch.bool or kind.is_floating_point or kind.is_complex:
         raise UntracedError(
-            f"`{captured.name_of(tensor)}` {list(tensor.shape)} of {kind} is read at [b], where a"
-            " spec reads a length, an integer for each sample; for a flag of a sample write"
-            " `k < lengths[b]`, with n for True and 0 for False"
+            f"it reads `{captured.name_of(tensor)}` {list(tensor.shape)} of {kind} at [b], where a"
+            " spec reads an integer for each sample; for a bool `flag` make `lengths ="
+            " torch.where(flag, n, 0)`, and write `k < lengths[b]` for `flag[b]`"
         )
     if tensor.numel() and int(tensor.min()) < 0:
         raise UntracedError(f"`{captured.name_of(tensor)}` has a length below 0")

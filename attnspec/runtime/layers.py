@@ -128,7 +128,8 @@ class SelfAttention(nn.Module):
                 f" {type(rotary).__name__}"
             )
         same, name = self.shared and "q" in self.read, self.attention.program.name
-        why = "its queries are also its keys" if same else "it has no queries and keys"
+        one = "its queries and its keys are one tensor, as `lsh` needs them"
+        why = one if same else "it has no queries and keys"
         if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
             raise ValueError(
                 f"num_kv_heads cannot be used with `{name}`, got {key_heads}: {why}; leave"

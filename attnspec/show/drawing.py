@@ -116,34 +116,26 @@ class Drawing:
     items: tuple[Item, ...]
 
 
-@dataclass(frozen=True)
-class Key:
-    """An entry of the legend: what a paint means."""
-
-    paint: str
-    text: str
-
-
 def opacity(level: int) -> float:
     """How much of its colour a cell of a level shows; the emptiest is still seen."""
     return 0.2 + 0.8 * level / LEVELS
 
 
-def legend(found: Figure) -> list[Key]:
-    """What the paints of a figure mean, those that occur."""
+def legend(found: Figure) -> list[tuple[str, str]]:
+    """The paints of a figure that occur, each with what it means."""
     drawn = [plot for plot in found.plots if plot.tally.density.size]
     leading = {int(term) for plot in drawn for term in np.unique(plot.leading) if term >= 0}
-    keys = [Key(TERMS[i], found.terms[i]) for i in sorted(leading) if i < len(TERMS)]
+    keys = [(TERMS[i], found.terms[i]) for i in sorted(leading) if i < len(TERMS)]
     if max(leading, default=0) >= len(TERMS):
-        keys.append(Key("others", "other terms"))
+        keys.append(("others", "other terms"))
     formulas = dict.fromkeys(plot.formula for plot in drawn if plot.formula is not None)
     if formulas:
-        keys.append(Key("rest", f"{', '.join(f'`{name}`' for name in formulas)} alone"))
+        keys.append(("rest", f"{', '.join(f'`{name}`' for name in formulas)} alone"))
     plain = (plot for plot in drawn if plot.formula is None)
     if any(((plot.leading < 0) & ~plot.tally.later).any() for plot in plain):
-        keys.append(Key("none", "not read"))
+        keys.append(("none", "not read"))
     if any(plot.tally.later.any() for plot in drawn):
-        keys.append(Key("later", "later (causal)"))
+        keys.append(("later", "later (causal)"))
     return keys
 
 
@@ -200,25 +192,27 @@ def sheet(found: Figure) -> Drawing:
 def _titles(plot: Plot, drawn: Drawing) -> list[Label]:
     """The lines above a plot, from its layers and heads to what stands beside its graph."""
     inner = max(drawn.width, _SIDE)
-    lines = [(line, True) for line in _wrapped(plot.where, inner, _TEXT)]
-    lines += [(line, False) for text in plot.lines for line in _wrapped(text, inner, _TEXT)]
+    heading = _wrapped(plot.where, inner, _TEXT)
+    lines = [*heading, *(line for text in plot.lines for line in _wrapped(text, inner, _TEXT))]
     return [
-        Label(0, (number + 1) * _LINE - 4, line, bold=bold)
-        for number, (line, bold) in enumerate(lines)
+        Label(0, (number + 1) * _LINE - 4, line, bold=number < len(heading))
+        for number, line in enumerate(lines)
     ]
 
 
-def _legend_lines(keys: Sequence[Key], inner: float, y: float) -> tuple[list[Item], float]:
+def _legend_lines(
+    keys: Sequence[tuple[str, str]], inner: float, y: float
+) -> tuple[list[Item], float]:
     """The legend in as many lines as it needs, and where it ends."""
     items: list[Item] = []
     x, low = 0.0, y
-    for number, key in enumerate(keys):
-        lines = _wrapped(key.text, inner - 18, _SMALL, most=4)
+    for number, (paint, text) in enumerate(keys):
+        lines = _wrapped(text, inner - 18, _SMALL, most=4)
         wide = 18 + max(_width(line, _SMALL) for line in lines)
         if number == 0 or x + wide > inner:
             x, y = 0.0, low + 16
         items.append(Fill(_MARGIN + x, y - 10, 12, 12, "frame"))
-        items.append(Fill(_MARGIN + x + 0.5, y - 9.5, 11, 11, key.paint))
+        items.append(Fill(_MARGIN + x + 0.5, y - 9.5, 11, 11, paint))
         for row, line in enumerate(lines):
             items.append(Label(_MARGIN + x + 18, y + 14 * row, line, _SMALL))
         low = max(low, y + 14 * (len(lines) - 1))
@@ -260,12 +254,10 @@ def one_plot(plot: Plot) -> Drawing:
 def cells_of(plot: Plot, x: float, y: float, size: float) -> Cells:
     """The cells with pairs in their terms' colours, and those that are later."""
     names = (*TERMS, "others", "later")
-    share = plot.tally.density
-    # square roots, so that a thin line in a large cell is still seen
-    levels = np.maximum(1, np.ceil(np.sqrt(share) * LEVELS)).astype(np.int64)
-    paints = np.minimum(plot.leading, len(TERMS))
     later = plot.tally.later
-    paints = np.where(later, names.index("later"), paints)
+    # square roots, so that a thin line in a large cell is still seen
+    levels = np.maximum(1, np.ceil(np.sqrt(plot.tally.density) * LEVELS)).astype(np.int64)
+    paints = np.where(later, names.index("later"), np.minimum(plot.leading, len(TERMS)))
     return Cells(x, y, size, names, paints, np.where(later, LEVELS, levels))
 
 

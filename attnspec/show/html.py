@@ -11,7 +11,7 @@ from importlib import resources
 import numpy as np
 
 from attnspec.check.verdicts import Verdict
-from attnspec.show.drawing import COLOURS, MAKER, Cells, Key, legend, one_plot, scale
+from attnspec.show.drawing import COLOURS, MAKER, Cells, legend, one_plot, scale
 from attnspec.show.figure import Figure, Plot
 from attnspec.show.svg import svg
 
@@ -37,7 +37,7 @@ def html(found: Figure, verdicts: Iterable[Verdict]) -> str:
         "many": ' class="many"' if many else "",
         "help": f"{POINT} {ENLARGE}" if many else POINT,
         "plots": "\n".join(_figure(found, plot) for plot in found.plots),
-        "legend": "\n".join(_key(key) for key in legend(found)),
+        "legend": "\n".join(_key(paint, text) for paint, text in legend(found)),
         "notes": "\n".join(f"<p>{escape(t)}</p>" for t in (scale(found), *found.footer) if t),
         # `<` would end the script
         "data": json.dumps(_data(found), separators=(",", ":")).replace("<", "\\u003c"),
@@ -64,10 +64,10 @@ def _claim(verdict: Verdict) -> str:
     return f"<li>{mark} {text}</li>"
 
 
-def _key(key: Key) -> str:
+def _key(paint: str, text: str) -> str:
     size = 'width="12" height="12"'
-    square = f'<rect {size} class="{key.paint}" fill="{COLOURS[key.paint]}"/>'
-    return f'<li><svg {size} aria-hidden="true">{square}</svg> {escape(key.text)}</li>'
+    square = f'<rect {size} class="{paint}" fill="{COLOURS[paint]}"/>'
+    return f'<li><svg {size} aria-hidden="true">{square}</svg> {escape(text)}</li>'
 
 
 def _data(found: Figure) -> dict[str, object]:

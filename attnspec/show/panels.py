@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy.typing as npt
 
+from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
@@ -21,23 +22,13 @@ Slot = tuple[int, int]
 
 def places(slots: Iterable[Slot], every: Collection[Slot]) -> str:
     """`layer 0..3 head 1; layer 4`: some of the layers and heads; "" where there is one in all."""
-    slots = list(slots)
+    meant = set(slots)
     if len(every) == 1:
         return ""
-    if len(slots) == len(every):
+    if len(meant) == len(every):
         return "every head"
-    heads: dict[tuple[int, ...], list[int]] = {}
-    for layer in sorted({layer for layer, _ in slots}):
-        own = tuple(sorted(head for at, head in slots if at == layer))
-        heads.setdefault(own, []).append(layer)
-    layers, of_layer = ({slot[side] for slot in every} for side in (0, 1))
-    parts = []
-    for own, at in heads.items():
-        words = [f"layer {ranges(at)}"] if len(layers) > 1 and len(at) < len(layers) else []
-        if len(of_layer) > 1:
-            words.append("every head" if len(own) == len(of_layer) else f"head {ranges(list(own))}")
-        parts.append(" ".join(words) or "every layer")
-    return "; ".join(parts)
+    layers, heads = (sorted({slot[side] for slot in every}) for side in (0, 1))
+    return slots_words([[(layer, head) in meant for head in heads] for layer in layers], "; ")
 
 
 Sample = Mapping[str, "npt.ArrayLike"]

@@ -63,9 +63,7 @@ class Tally:
 def side_for(n: int, room: int) -> int:
     """Positions in a cell so that n of them fit into `room` columns: 2^i, 3 * 2^i or 5 * 2^i."""
     least = -(-n // max(1, room))
-    power = 1
-    while power * 2 <= least:
-        power *= 2
+    power = 1 << max(0, least.bit_length() - 1)
     choices = [power, power * 5 // 4, power * 3 // 2, power * 2]
     return next(side for side in choices if side >= least)
 
@@ -222,6 +220,4 @@ def _allowed(starts: np.ndarray, stops: np.ndarray, sides: Crossing, causal: boo
     if not causal:
         return np.asarray(full)
     triangle = heights * (heights + 1) // 2
-    index = np.arange(len(starts))
-    order = index[:, None] - index[None, :]
-    return np.asarray(np.where(order > 0, full, np.where(order == 0, triangle, 0)))
+    return np.asarray(np.tril(full, -1) + np.diag(triangle.ravel()))

@@ -7,7 +7,7 @@ pair, a longer one in square cells of several positions, each as dark as it is f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Literal
 
 import numpy as np
@@ -60,10 +60,9 @@ def _title(plot: Plot) -> list[str]:
 
 
 def _beside(blocks: Sequence[list[Text]], widths: Sequence[int]) -> Iterator[Text]:
-    for index in range(max(len(block) for block in blocks)):
+    for parts in zip_longest(*blocks, fillvalue=Text()):
         line = Text()
-        for block, width in zip(blocks, widths, strict=True):
-            part = block[index] if index < len(block) else Text()
+        for part, width in zip(parts, widths, strict=True):
             if line.plain:
                 line.append(GAP)
             line.append_text(part)
@@ -176,11 +175,8 @@ def _colours(tally: Tally, rows: range) -> np.ndarray:
     return np.asarray(colours, dtype=np.uint8)
 
 
-def _style(foreground: Sequence[int] | None, background: Sequence[int] | None) -> Style:
-    def name(colour: Sequence[int] | None) -> str | None:
-        return None if colour is None else "#{:02x}{:02x}{:02x}".format(*colour)
-
-    return Style(color=name(foreground), bgcolor=name(background))
+def _hex(colour: Sequence[int]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
 def _coloured(colours: np.ndarray, wide: int) -> Text:
@@ -189,10 +185,11 @@ def _coloured(colours: np.ndarray, wide: int) -> Text:
     columns = colours.transpose(1, 0, 2).tolist()
     for column, run in groupby(columns):
         length = sum(1 for _ in run)
+        upper, lower = _hex(column[0]), _hex(column[1]) if len(column) > 1 else None
         if wide == 2:
-            line.append("  " * length, _style(None, column[0]))
+            line.append("  " * length, Style(bgcolor=upper))
         else:
-            line.append("▀" * length, _style(column[0], column[1] if len(column) > 1 else None))
+            line.append("▀" * length, Style(color=upper, bgcolor=lower))
     return line
 
 
@@ -212,7 +209,7 @@ def _legend(drawn: Sequence[Tally], signs: Signs, halves: bool) -> Text:
             entries.append((_LATER, "later (causal)"))
         legend = Text(cell)
         for number, (colour, text) in enumerate(entries):
-            legend.append("  " if number else "").append("██", _style(colour, None))
+            legend.append("  " if number else "").append("██", Style(color=_hex(colour)))
             legend.append(f" {text}")
         return legend.append(f"\na line is two {rows}, one above the other" * halves)
     few, some, most, every = ".:+#" if signs == "ascii" else "░▒▓█"

@@ -36,7 +36,7 @@ class DeviceBatch:
         self.queries, self.keys = brought(filled(batch.q)), brought(filled(batch.k))
         (self.blocks, self.height), self.width = batch.q.shape, batch.k.shape[1]
         mask, self.tiled = batch.mask, None
-        self.differ = isinstance(mask, Tiled)
+        self.differ = isinstance(mask, Tiled) or (mask is not None and len(mask) > 1)
         if isinstance(mask, Tiled):
             self.tiled, mask = Tiled(brought(mask.kinds), brought(mask.tiles)), None
         elif mask is None and (batch.k < 0).any():

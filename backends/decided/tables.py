@@ -23,6 +23,7 @@ from attnspec.backends.decided.choice import Holds, TileLists, look_up, part_of
 from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.decided.products import Product
 from attnspec.graphs.relation import FULL, Relation, Tiles
+from attnspec.layout.tables import Batch
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call
@@ -154,6 +155,26 @@ class Placed:
         if bool((ends[0] == ends[1]).all()):
             ends = ends[:1]
         return reduce(torch.logical_and, [of_tiles(full, tiles + x[..., None]) for x in ends])
+
+    def batches(self) -> Iterator[Batch]:
+        """The pairs as tables whose rows are those of all lists, one after the other."""
+        (count, tiles, width), rows = self.numbered.shape, self.k.rows()
+        height = self.q.size * self.repeat
+        step = max(1, LIMITS.product // max(1, count * width * height * self.k.size))
+        for low in range(0, tiles, step):
+            high = min(low + step, tiles)
+            lists, slots = self.numbered[:, low:high].sort(descending=True)
+            most = int((lists >= 0).sum(2).max())
+            lists = lists[..., :most]
+            pairs = self.held(low, high, slots[..., :most])
+            pairs = pairs if pairs.dtype == torch.bool else pairs > -math.inf
+            pairs = (pairs & (lists >= 0)[..., None, None]).transpose(2, 3)
+            keys = np.where((lists >= 0)[..., None], rows[lists.numpy()], -1)
+            yield Batch(
+                self.q.rows(slice(low, high)),
+                keys.reshape(-1, most * self.k.size),
+                pairs.reshape(-1, height, most * self.k.size).numpy(),
+            )
 
     def held(self, low: int, high: int, slots: Tensor) -> Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles

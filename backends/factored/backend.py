@@ -5,7 +5,7 @@ factors:
 linear in n for kernels and low ranks. With a graph beside it, the kernel's sums run over all keys,
 what it gave the pairs of the graph is taken away, and their exact weights, computed in tables as
 those of a graph alone, share its denominator. Graphs that read run-time inputs are laid out for
-every sample's inputs.
+every sample's inputs, and the lists of data-dependent ones for every call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.factored.costs import pair_flops
 from attnspec.backends.factored.lag import lagged
-from attnspec.backends.tables.backend import TablesBackend
+from attnspec.backends.tables.backend import TablesBackend, listed_parts
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
 from attnspec.lower.costs import seconds_for, weighed, work_seconds
@@ -58,6 +58,8 @@ class FactoredBackend:
             features = features_of(work)
         if work.hybrid and work.device != "cpu":
             seconds = _composed_seconds(work)
+        elif listed_parts(work, "cpu"):
+            seconds = TablesBackend().cost(graph_of(work))
         elif work.hybrid and work.waits:
             seconds = reading_seconds(work)
         elif work.hybrid:
@@ -75,6 +77,9 @@ class FactoredBackend:
         text = f"{form}, about {_operations(work):,} operations for a head of size {SIZE}"
         if not work.hybrid:
             return (text,)
+        if listed_parts(work, work.device):
+            lines = TablesBackend().steps(graph_of(work))
+            return (text, *(f"the graph instead in {line}" for line in lines))
         if work.waits:
             return (text, "the graph instead as the data of a call decide")
         if work.device != "cpu":

@@ -6,8 +6,8 @@ The graph is softmax attention by its own kernel. Of a causal window the kernel'
 beside any other graph they run over all keys, and what they gave the pairs of the graph is taken
 away, in the tables of that graph. Both are merged by the logarithms of their denominators. Rows of
 which more is taken away than stays would be noise: every pair of theirs is weighed by itself, as is
-every pair where the data of a call decide the graph or its scores, or where torch transforms the
-call.
+every pair where inputs of a call decide scores or stand beside data-dependent graphs, where these
+run on a GPU, and where torch transforms the call.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_map_only
 
 from attnspec.backends.common.composed import ComposedStep, Piece
 from attnspec.backends.common.key_cache import KeyCache, KeyStream
@@ -30,6 +31,9 @@ from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_fr
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import apart, is_transformed
+from attnspec.backends.decided.choice import part_of
+from attnspec.backends.decided.products import Product
+from attnspec.backends.decided.tables import parts_of_call
 from attnspec.backends.factored.features.kernel import FeatureKernel, by_head
 from attnspec.backends.factored.features.maps import Summing
 from attnspec.backends.factored.features.sums import (
@@ -44,6 +48,8 @@ from attnspec.backends.factored.features.sums import (
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.factored.matrices import MatrixKernel
 from attnspec.backends.factored.softmax import check_no_dropout
+from attnspec.backends.tables.backend import listed_parts
+from attnspec.backends.tables.decided import DecidedTables
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.look_back import LookBack
@@ -107,29 +113,63 @@ def pair_by_pair(
 def taken(steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor:
     """What sums [N, R, n_q, e], in `frames` [N, R, n_q], have of the pairs of some steps, and the
     sums of the sizes of their weights as one column more."""
-    run = partial(_of_steps, steps)
+    return joined([_taken(steps, False, *part) for part in given.parts(frames)], 0)
+
+
+def taken_by_lists(
+    products: Sequence[Product], given: Given, frames: Tensor, samples: int, call: Call
+) -> Tensor:
+    """The same of the pairs of data-dependent graphs, of so many samples."""
+    lists = samples, len(given.k) // max(1, samples)
+    q, n_k = torch.unflatten(given.q, 0, lists), given.k.shape[1]
+    size = given.v.shape[-1] + given.how.divides + 1
+    shares = q.new_zeros(*q.shape[:4], size, dtype=given.kind)
+    for part in parts_of_call(q, n_k, call, products):
+        some = part.samples, part.heads
+        mine, its = tree_map_only(Tensor, partial(_of_lists, lists, some), (given, frames))
+        mine, its = mine._replace(q=mine.q[:, part.repeats]), its[:, part.repeats]
+        tables = (list(placed.batches()) for placed in part.tables(products))
+        steps = [ComposedStep(each, its.numel(), its.device) for each in tables]
+        share = _taken(steps, True, mine, its)
+        shares[part.queries] = torch.unflatten(share, 0, part.sizes[:2])
+    return shares.flatten(0, 1)
+
+
+def _of_lists(lists: tuple[int, int], some: tuple[slice, slice], x: Tensor) -> Tensor:
+    return torch.unflatten(x, 0, lists)[some].flatten(0, 1)
+
+
+def _taken(steps: Sequence[ComposedStep], in_line: bool, given: Given, frames: Tensor) -> Tensor:
+    run = partial(_of_steps, steps, in_line)
     run = partial(lean, run) if given.is_wide else run
-    return joined([uncast(run, *part)[0] for part in given.parts(frames)], 0)
+    (share,) = uncast(run, given, frames)
+    return cast(Tensor, share)
 
 
-def _of_steps(steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> tuple[Tensor]:
-    how, shape, values = given.how, given.q.shape[:3], given.values()
+def _of_steps(
+    steps: Sequence[ComposedStep], in_line: bool, given: Given, frames: Tensor
+) -> tuple[Tensor]:
+    """What some steps take; their rows may be those of all lists, in line."""
+    how, values = given.how, given.values()
     if how.paired:
         f, g = given.q.to(given.kind), given.k.to(given.kind)
-        of_f, of_g = f.new_zeros(shape), g.new_zeros(g.shape[:2])
+        of_f, of_g = f.new_zeros(frames.shape), g.new_zeros(g.shape[:2])
     else:
         (f, of_f), (g, of_g) = given.features_of_queries(), given.features_of_keys()
-    rows = of_f.view(shape) - frames.to(given.kind)
+    rows = of_f.view(frames.shape) - frames.to(given.kind)
+    tensors = [f.view(*frames.shape, -1), g, values, rows[..., None], of_g[..., None]]
+    if in_line:
+        tensors = [x.flatten(0, -2)[(None,) * (x.dim() - 2)] for x in tensors]
     # as tables have them: of one sample
-    tensors = [x[None] for x in (f.view(*shape, -1), g, values, rows[..., None], of_g[..., None])]
-    share = values.new_zeros(1, *shape, values.shape[-1] + 1)
+    tensors = [x[None] for x in tensors]
+    share = values.new_zeros(*tensors[0].shape[:-1], values.shape[-1] + 1)
     for step in steps:
         pieces = list(step.pieces(tensors[0]))
         # what the steps before have taken may be all there is
         if pieces:
             sums = _of_pieces(partial(_of_piece, how), pieces, *tensors)
             share = share + step.ordered(sums)
-    return (share[0],)
+    return (share.view(*frames.shape, -1),)
 
 
 def _of_pieces(of_piece: Any, pieces: Sequence[Piece], *tensors: Tensor) -> Sequence[Tensor]:
@@ -207,7 +247,10 @@ class HybridKernel:
         self.names = (*work.changes.tables, *work.changes.pairs)
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
         self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if kernel.signed else 1.0
+        self.products: tuple[Product, ...] = ()
         self.lag, self.rest = (0, None) if exact is None else lagged(work)
+        if isinstance(exact, DecidedTables):
+            self.lag, self.products, self.rest = 0, exact.parts.products, exact.parts.rest
 
     @cached_property
     def steps(self) -> list[ComposedStep]:
@@ -240,7 +283,8 @@ class HybridKernel:
             wide, k, v = widened(q), widened(k), widened(v)
         given = self.kernel.given(wide, k, v, call)
         call = replace(call, tables={name: call.tables[name] for name in self.names})
-        if self.exact is None or (self.rest is not None and is_transformed()):
+        beside = self.products or self.rest is not None
+        if self.exact is None or (beside and is_transformed()):
             every = np.arange(q.shape[2])
             return by_head(q, self.kernel.worth(self._some(given, len(q), every, call)))
         exact = cast(Partial, self.exact.partial(wide, k, v, call))
@@ -264,8 +308,11 @@ class HybridKernel:
         sums, log = self.kernel.sums(late)
         frames = pad(log, (missing, 0), value=LOWEST)
         sums, lost = pad(sums, (0, 0, missing, 0)), None
-        if self.steps:
-            less = taken(self.steps, given, frames)
+        shares = [taken(self.steps, given, frames)] if self.steps else []
+        if self.products:
+            shares.append(taken_by_lists(self.products, given, frames, len(exact[0]), call))
+        if shares:
+            less = sum(shares[1:], shares[0])
             sums = sums - less[..., :-1]
             lost = self._lost(lse, sums, frames, less[..., -1])
             sums = sums.masked_fill(lost[:, None, :, None], 0.0)
@@ -289,12 +336,14 @@ class HybridKernel:
         self, given: Given, samples: int, call: Call, weighed: Weighed, rows: Tensor
     ) -> Weighed:
         """The same with some rows, bool [N, n_q], weighed pair by pair."""
-        lines = zip(given.parts(block=1), rows.cpu().numpy(), strict=True)
-        again = [
-            self._some(line, 1, np.flatnonzero(at), call, number % (len(rows) // samples))
-            for number, ((line,), at) in enumerate(lines)
-            if at.any()
-        ]
+        lines, heads, again = given.parts(block=1), len(rows) // samples, []
+        for number, ((line,), at) in enumerate(zip(lines, rows.cpu().numpy(), strict=True)):
+            if at.any():
+                sample, head = divmod(number, heads)
+                its = slice(head * line.q.shape[1], (head + 1) * line.q.shape[1])
+                data = part_of(dict(call.data), slice(sample, sample + 1), its)
+                some = np.flatnonzero(at)
+                again.append(self._some(line, 1, some, replace(call, data=data), head))
         sums, log = (
             x.transpose(1, 2).index_put((rows,), torch.cat([y[0].movedim(1, 0) for y in each]))
             for x, each in zip(weighed, zip(*again, strict=True), strict=True)
@@ -384,8 +433,12 @@ def hybrid_kernel(
     tables where it is None."""
     if work.reads and not (work.decided or work.changes.inputs):
         return ReadingHybrid(work, device, kernel)
+    parts = listed_parts(work, device.type)
     if exact is None and not work.waits:
         exact = SteppedKernel(graph_of(work), kernel.heads, device)
+    elif parts is not None:
+        graph = replace(graph_of(work), unit_keys=False)
+        exact = DecidedTables(graph, kernel.heads, device, parts)
     return HybridKernel(work, device, kernel, exact)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from attnspec.backends.decided.products import parts_of
+from attnspec.backends.decided.products import Parts, parts_of
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.graphs.token_sets import inputs_in
@@ -22,7 +22,7 @@ from attnspec.layout.steps import READING, bands_of, natural_tables, reading_sec
 from attnspec.layout.tiling import Survey, Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, work_amounts, work_seconds
-from attnspec.lower.work import MERGED, Heads, Kernel, Work, inputs_read
+from attnspec.lower.work import MERGED, Heads, Kernel, Work, graph_of, inputs_read
 
 if TYPE_CHECKING:
     import torch
@@ -173,6 +173,16 @@ def refuses_decided(work: Work, device: str) -> str | None:
         if leaf.averages and work.changes.placed:
             return "`score` depends on positions, and the mean query of a cluster has no position"
     return None
+
+
+def listed_parts(work: Work, device: str) -> Parts | None:
+    """The parts of a data-dependent graph beside a mechanism where lists say what is taken away;
+    None where every pair is weighed by itself."""
+    parts = parts_of(work.relation) if work.decided and work.hybrid else None
+    few = work.n_q * work.n_k <= LIMITS.pairs_weighed
+    if parts is None or few or work.changes.inputs or inputs_in(parts.rest):
+        return None
+    return None if refuses_decided(graph_of(work), device) else parts
 
 
 def _natural_tiles(work: Work, tile: int) -> Survey:

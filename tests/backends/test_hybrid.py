@@ -104,3 +104,20 @@ def test_rows_that_read_the_graph_alone_have_the_frame_of_their_scores(text: str
         out = spec_of(f"causal attend {body}").compile()(*leaves)[:, :, :4]
         found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend lsh(buckets = n // 32, chunk = 64, share_qk = false) + favor(features = 64)",
+        "attend (topk(blocks = 2, size = 32) | window(radius = 4)) + linear()",
+    ],
+)
+def test_operations_beside_lists_grow_like_their_pairs(body: str) -> None:
+    counts = []
+    for n in (1024, 4096):
+        module, given = spec_of(body).compile(), tensors(1, 1, n, n, size=32, dtype=torch.float32)
+        with torch.profiler.profile(with_flops=True) as seen:
+            module(*given)
+        counts.append(sum(event.flops for event in seen.key_averages()))
+    assert counts[1] < 4**1.3 * counts[0]

@@ -111,23 +111,20 @@ class _Task:
     def errors(self, estimate: Callable[[int], np.ndarray], draws: int = DRAWS) -> Figures:
         """The relative errors of weights [n, n], over several draws of them."""
         exact = self.weights @ self.v
-        figures = []
+        drawn = []
         for draw in range(draws):
             weights = estimate(draw)
-            figures.append(
-                [
-                    np.linalg.norm(weights - self.weights) / np.linalg.norm(self.weights),
-                    np.linalg.norm(weights @ self.v - exact) / np.linalg.norm(exact),
-                ]
-            )
-        means, spread = np.mean(figures, axis=0), np.std(figures, axis=0)
-        names = ("weight_error", "output_error")
-        if draws == 1:
-            return {name: Figure(float(mean)) for name, mean in zip(names, means, strict=True)}
-        return {
-            name: Figure(float(mean), "estimate", f"the mean of {draws} draws, spread {wide:.2g}")
-            for name, mean, wide in zip(names, means, spread, strict=True)
-        }
+            drawn.append([_error(weights, self.weights), _error(weights @ self.v, exact)])
+        figures = {}
+        for name, errors in zip(("weight_error", "output_error"), np.transpose(drawn), strict=True):
+            note = f"the mean of {draws} draws, spread {errors.std():.2g}"
+            mean = float(errors.mean())
+            figures[name] = Figure(mean, "estimate", note) if draws > 1 else Figure(mean)
+        return figures
+
+
+def _error(found: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
 def _require_fitting(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
@@ -163,7 +160,7 @@ def _rbf(method: Rbf, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
 
     def estimate(draw: int) -> np.ndarray:
         weights = task.defined(replace(method, seed=draw))
-        variances.append(float(np.linalg.norm(weights - kernel) / np.linalg.norm(kernel)))
+        variances.append(_error(weights, kernel))
         return weights
 
     yield from task.errors(estimate).items()

@@ -10,6 +10,7 @@ of its heads and all samples of a shape; a spec without `heads` counts as many a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from attnspec.analysis.counting.degrees import edges_of, most_keys
@@ -18,7 +19,6 @@ from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.one_block.backend import TorchCall
 from attnspec.backends.one_block.row_keys import Form, form_of, row_keys
 from attnspec.backends.planner import AUTO, TABLES, choose
-from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in, require_supported
 from attnspec.ir.program import Crossing, Program
 from attnspec.layout.orders import NATURAL
@@ -97,7 +97,7 @@ def steps_of(
     program = stack.program
     longest = longest_of(program)
     if longest is not None and n > longest:
-        raise NotBuilt(f"the mechanism takes at most `max_length = {longest:,}` positions")
+        raise NotBuilt(f"the mechanism takes no more than n = {longest:,}, its `max_length`")
     heads = shape.heads_of(program)
     groups = layers_of(program, heads, n, stack.layers) if n else {}
     return tuple(
@@ -117,20 +117,17 @@ def layer_cost_of(
     """The same from the steps that were found."""
     heads = shape.batch * shape.heads_of(stack.program)
     layers = [[s for s in steps if layer in s.layers] for layer in range(stack.program.layer_count)]
-    useful = [s.useful_flops for s in steps]
     sides = stack.program.crossing or Crossing(n, n)
     # the outputs of several groups of heads are put together
     of_queries = 3 if any(len(layer) > 1 for layer in layers) else 2
     tensors = heads * (of_queries * sides.queries + 2 * sides.keys) * shape.head_dim * element
-    flops, backward, moved = (
-        max((sum(getattr(s, name) for s in layer) for layer in layers), default=0)
-        for name in ("flops", "backward_flops", "bytes")
+    flops, useful, backward, moved = (
+        max(sum(getattr(s, name) or 0 for s in layer) for layer in layers)
+        for name in ("flops", "useful_flops", "backward_flops", "bytes")
     )
     return LayerCost(
         flops=flops,
-        useful_flops=None
-        if None in useful
-        else max(sum(s.useful_flops or 0 for s in layer) for layer in layers),
+        useful_flops=None if None in [s.useful_flops for s in steps] else useful,
         backward_flops=backward,
         bytes=moved,
         peak_memory=tensors + max((s.memory for s in steps), default=0),
@@ -235,14 +232,11 @@ def _useful(stack: Stack, work: Work, layer: int, heads: tuple[int, ...]) -> int
         return sum(edges_of(relation, work.n_k) for relation in counts) // len(counts)
     if stack.unknown is not None and work.decided:
         return None
-    try:
+    with suppress(TooMuch):
         if not work.reads and not work.decided:
             return edges_of(work.relation, work.n_k)
         if stack.inputs is not None:
-            relation: Relation = stack.relation(work.n_k, layer, heads[0])
-            return edges_of(relation, work.n_k)
-    except TooMuch:
-        pass
+            return edges_of(stack.relation(work.n_k, layer, heads[0]), work.n_k)
     return None
 
 
@@ -299,9 +293,8 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
         elements = min(2 * LIMITS.piece, 5 * heads * work.n_q * size // 4)
     masks = tile * tile * min(round(tiling.undecided), 1 << 12)
     moved = 2 * work.n_q * size + gathered
-    return _Amounts(
-        pairs, moved, elements, masks, work.plain, "estimate" if tiling.sampled else "bound"
-    )
+    quality: Quality = "estimate" if tiling.sampled else "bound"
+    return _Amounts(pairs, moved, elements, masks, work.plain, quality)
 
 
 def _bands(work: Work, heads: int, size: int) -> _Amounts:

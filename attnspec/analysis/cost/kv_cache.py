@@ -33,16 +33,6 @@ class KeyCache:
     last_reader: np.ndarray
     live: np.ndarray
 
-    @property
-    def largest(self) -> int:
-        """The most keys that are held at one time."""
-        return int(self.live.max(initial=0))
-
-    @property
-    def rule(self) -> str:
-        """When a key may go, in words; exact for every key of this length."""
-        return _rule(self.last_reader)
-
 
 @lru_cache(maxsize=8)
 def cache_of(relation: Relation, n: int) -> KeyCache:
@@ -96,10 +86,9 @@ def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
 # --- rules in words -------------------------------------------------------------------------------
 
 
-def _rule(last: np.ndarray) -> str:
+def rule_of(last: np.ndarray) -> str:
+    """When a key may go, in words, by the last readers of n > 0 keys; exact for each of them."""
     n = len(last)
-    if n == 0:
-        return "there is no key"
     position = np.arange(n)
     unread = last < position
     delay = last - position
@@ -124,17 +113,11 @@ def _rule(last: np.ndarray) -> str:
     if len(kept):
         verb = "stays" if len(kept) == 1 else "stay"
         parts.append(f"{_keys(kept)} {verb} to the end")
-    others = "a key" if not parts else "any other key"
-    size = _block(last, going)
-    if len(waits) == 1:
-        parts.append(f"{others} can go {count_of(limit, 'step')} after it was written")
-    elif size is not None:
-        parts.append(f"{others} can go at the end of its block of {size:,}")
-    else:
-        parts.append(
-            f"{others} can go {int(waits[0]):,} to {count_of(limit, 'step')} after it was written"
-        )
-    return "; ".join(parts)
+    when = f"{count_of(limit, 'step')} after it was written"
+    if len(waits) > 1:
+        size = _block(last, going)
+        when = f"at the end of its block of {size:,}" if size else f"{waits[0]:,} to {when}"
+    return "; ".join([*parts, f"{'any other' if parts else 'a'} key can go {when}"])
 
 
 def _block(last: np.ndarray, going: np.ndarray) -> int | None:

@@ -206,8 +206,7 @@ def to_list(relation: Relation, n: int) -> float:
 
 def require_listable(relation: Relation, n: int) -> None:
     """Raise TooMuch where finding the rows of a relation means looking at too many pairs."""
-    if n > LIMITS.positions_listed:
+    if n > LIMITS.positions_listed or (
+        n * n > LIMITS.pairs_evaluated and to_list(relation, n) > LIMITS.pairs_listed
+    ):
         raise TooMuch(f"a graph has too many pairs to list at n = {n:,}")
-    if n * n <= LIMITS.pairs_evaluated or to_list(relation, n) <= LIMITS.pairs_listed:
-        return
-    raise TooMuch(f"a graph has too many pairs to list at n = {n:,}")

@@ -6,7 +6,8 @@ only where its pairs are named.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -42,13 +43,7 @@ class Pairs:
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
-        return {
-            "count": self.count,
-            "queries": self.queries,
-            "first": self.first,
-            "last": self.last,
-            "examples": [list(pair) for pair in self.examples],
-        }
+        return {**asdict(self), "examples": [list(pair) for pair in self.examples]}
 
 
 def only_in(first: Relation, second: Relation, n: int) -> Pairs:
@@ -60,15 +55,13 @@ def only_in(first: Relation, second: Relation, n: int) -> Pairs:
     queries = np.flatnonzero(counts)
     if len(queries) == 0:
         return Pairs()
-    examples: list[tuple[int, int]] = []
-    for query in queries[:EXAMPLES].tolist():
-        keys = np.flatnonzero(row(first, query, n) & ~row(second, query, n))
-        examples += [(query, int(key)) for key in keys[: EXAMPLES - len(examples)]]
-        if len(examples) == EXAMPLES:
-            break
-    return Pairs(
-        int(counts.sum()), len(queries), int(queries[0]), int(queries[-1]), tuple(examples)
+    examples = (
+        (query, key)
+        for query in queries[:EXAMPLES].tolist()
+        for key in np.flatnonzero(row(first, query, n) & ~row(second, query, n)).tolist()
     )
+    some, ends = tuple(islice(examples, EXAMPLES)), (int(queries[0]), int(queries[-1]))
+    return Pairs(int(counts.sum()), len(queries), *ends, some)
 
 
 def row(relation: Relation, query: int, n: int) -> np.ndarray:

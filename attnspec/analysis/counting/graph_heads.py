@@ -10,21 +10,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.analysis.counting.figures import HeadCounts
-from attnspec.analysis.report.inquiry import Inquiry
 from attnspec.graphs.stack import has_mechanism
 from attnspec.text.diagnostics import ranges
 
 if TYPE_CHECKING:
+    from attnspec.analysis.report.inquiry import Inquiry
     from attnspec.ir.program import Program
 
 
 def note(report: Inquiry) -> str:
     """Which heads these are, "" where it is all of them."""
-    program = report.program
-    if not has_mechanism(program):
+    if not has_mechanism(report.program):
         return ""
     slots = set(report.graph_slots)
-    return f"graph heads only: {slots_words(_rows(program, slots))}"
+    return f"graph heads only: {slots_words(_rows(report.program, slots))}"
 
 
 def mechanism_note(report: Inquiry) -> str:
@@ -55,9 +54,9 @@ def _rows(program: Program, slots: set[tuple[int, int]]) -> list[list[bool]]:
     ]
 
 
-def slots_words(rows: Sequence[Sequence[bool]]) -> str:
+def slots_words(rows: Sequence[Sequence[bool]], between: str = ", ") -> str:
     """Where some heads stand: `layer 0..3 head 1`, `every layer head 0, 2`; `rows` says for each
-    layer which of its heads are meant."""
+    layer which of its heads are meant, `between` what stands between layers that differ."""
     heads: dict[tuple[int, ...], list[int]] = {}
     for layer, row in enumerate(rows):
         distinct_heads = tuple(head for head, meant in enumerate(row) if meant)
@@ -72,4 +71,4 @@ def slots_words(rows: Sequence[Sequence[bool]]) -> str:
             every = len(distinct_heads) == len(rows[layers[0]])
             words.append("every head" if every else f"head {ranges(distinct_heads)}")
         parts.append(" ".join(words) or "every layer")
-    return ", ".join(parts)
+    return between.join(parts)

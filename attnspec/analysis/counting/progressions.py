@@ -122,23 +122,16 @@ def grouped(part: Progressions, n: int) -> Iterator[Group]:
     steps = np.asarray(part[2])
     start, stop, step = np.broadcast_arrays(*wide(part))
     rows = np.broadcast_to(np.arange(len(start))[:, None], start.shape)
-    if steps.size == 1 and steps.item() == 1:
-        count = stop - start
-        nonempty = count > 0
-        if nonempty.all():
-            yield Group(n, 1, rows.ravel(), start.ravel(), count.ravel())
-        elif nonempty.any():
-            yield Group(n, 1, rows[nonempty], start[nonempty], count[nonempty])
-        return
-    count = -((start - stop) // step)
-    single = count == 1
-    for value in np.unique(steps).tolist():
-        nonempty = (
-            (count > 1) & (step == value) if value > 1 else (count > 0) & (step == 1) | single
-        )
-        if nonempty.all():
+    by_one = steps.size == 1 and steps.item() == 1
+    count = stop - start if by_one else -((start - stop) // step)
+    for value in np.unique(np.append(steps, 1)).tolist():
+        if by_one:
+            kept = count > 0
+        elif value > 1:
+            kept = (count > 1) & (step == value)
+        else:
+            kept = (count > 0) & (step == 1) | (count == 1)
+        if kept.size and kept.all():
             yield Group(n, value, rows.ravel(), start.ravel(), count.ravel())
-        elif nonempty.any():
-            yield Group(n, value, rows[nonempty], start[nonempty], count[nonempty])
-    if (steps > 1).all() and single.any():
-        yield Group(n, 1, rows[single], start[single], count[single])
+        elif kept.any():
+            yield Group(n, value, rows[kept], start[kept], count[kept])

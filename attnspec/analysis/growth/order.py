@@ -40,16 +40,16 @@ SHARE = 0.01
 
 ROOT: Growth = (Fraction(1, 2), Fraction(0))
 
-LOGARITHMS: tuple[Growth, ...] = tuple((Fraction(power), Fraction(1)) for power in (0, 1))
-HALVES: tuple[Growth, ...] = tuple((Fraction(power, 2), Fraction(0)) for power in range(5))
-
-NAMED = (*HALVES, *LOGARITHMS)
+NAMED: tuple[Growth, ...] = (
+    *((Fraction(power, 2), Fraction(0)) for power in range(5)),
+    *((Fraction(power), Fraction(1)) for power in (0, 1)),
+)
 """The growths among which a measured one is chosen before any other power of n."""
 
 OTHERS: tuple[Growth, ...] = tuple(
     (power, Fraction(0))
     for power in sorted({Fraction(p, q) for q in (3, 4, 5) for p in range(2 * q + 1)})
-    if 2 * power != int(2 * power)
+    if power.denominator > 2
 )
 """The others."""
 
@@ -71,7 +71,9 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
     if stack.program.grid is not None:
         return _measured(stack, n, elaborated, None)
     most = growth_of(stack.program)
-    reason = stack.unknown or _reads(stack)
+    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
+    # one sample of run-time inputs says nothing of other lengths
+    reason = stack.unknown or unread_text(set().union(*map(inputs_of, graphs)))
     if not reason:
         return _measured(stack, n, elaborated, most)
     notes = [f"at most: {reason}"]
@@ -82,12 +84,6 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
             notes.append(f"operations: {MECHANISMS[attend.mechanism.name].operations}")
     words = "; ".join(dict.fromkeys(filter(None, notes)))
     return Figure(growth_text(most), "bound", words)
-
-
-def _reads(stack: Stack) -> str:
-    """That run-time inputs decide: one sample of them says nothing of other lengths."""
-    graphs = (attend.graph for attend in stack.program.attends if attend.graph is not None)
-    return unread_text(set().union(*map(inputs_of, graphs)))
 
 
 def _measured(
@@ -164,7 +160,11 @@ def counted(stack: Stack) -> dict[int, int]:
     for lengths in (LONG, LOOKED_INTO):
         for n in lengths:
             try:
-                beyond = lengths is LONG or _looks(stack, n) > LIMITS.looks_grown
+                # all pairs of all graphs, for every pattern in them
+                found = stack.bound(n).found
+                graphs = (stack.program.attend(layer, head).graph for layer, head, _ in found)
+                looks = n * n * sum(map(patterns_in, graphs))
+                beyond = lengths is LONG or looks > LIMITS.looks_grown
                 if not beyond or _is_quick(stack, n):
                     counts[n] = total_edges(stack, n)
             except TooMuch:
@@ -176,12 +176,6 @@ def counted(stack: Stack) -> dict[int, int]:
         if len(counts) >= ENOUGH:
             break
     return counts
-
-
-def _looks(stack: Stack, n: int) -> int:
-    """All pairs of all graphs, for every pattern in them."""
-    graphs = (stack.program.attend(layer, head).graph for layer, head, _ in stack.bound(n).found)
-    return n * n * sum(map(patterns_in, graphs))
 
 
 def _is_quick(stack: Stack, n: int) -> bool:

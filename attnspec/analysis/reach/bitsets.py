@@ -70,27 +70,20 @@ def through(graph: Neighbours, read: np.ndarray) -> np.ndarray:
 
 
 def _read_through(reading: Reading, read: np.ndarray, grown: np.ndarray) -> None:
-    band = reading.plain
-    columns = reading.columns
-    if isinstance(band, Banded):
-        rows = slice(None) if reading.rows is None else np.flatnonzero(reading.rows)
-        if not band.relations:
-            # a rectangle: its queries all read the same
-            every = read if columns is None else read[columns]
-            grown[rows] |= np.bitwise_or.reduce(every, axis=0)
-            return
-        source = read if columns is None else np.where(columns[:, None], read, np.uint64(0))
-        if reading.rows is None:
-            _ranges(band, source, grown)
-        else:
-            union = np.zeros_like(read)
-            _ranges(band, source, union)
-            grown[rows] |= union[rows]
+    band, columns = reading.plain, reading.columns
+    rows = slice(None) if reading.rows is None else np.flatnonzero(reading.rows)
+    if isinstance(band, Banded) and not band.relations:
+        # a rectangle: its queries all read the same
+        every = read if columns is None else read[columns]
+        grown[rows] |= np.bitwise_or.reduce(every, axis=0)
         return
-    union = np.zeros_like(read) if reading.rows is not None else grown
-    _gathered(*_listed(reading), read, union)
+    union = grown if reading.rows is None else np.zeros_like(read)
+    if isinstance(band, Banded):
+        source = read if columns is None else np.where(columns[:, None], read, np.uint64(0))
+        _ranges(band, source, union)
+    else:
+        _gathered(*_listed(reading), read, union)
     if reading.rows is not None:
-        rows = np.flatnonzero(reading.rows)
         grown[rows] |= union[rows]
 
 

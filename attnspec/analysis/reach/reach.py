@@ -12,7 +12,8 @@ otherwise as `Stack.bound` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 
@@ -54,7 +55,18 @@ def path(stack: Stack, n: int, query: int, key: int) -> Steps | None:
     _require_position(n, query)
     _require_position(n, key)
     reads = walks.walk(layers_of(stack, n), query, key)
-    return None if reads is None else tuple(_steps(stack, n, reads))
+    if reads is None:
+        return None
+
+    @cache
+    def heads(layer: int) -> list[tuple[int, int, Relation]]:
+        every = range(stack.program.heads or 1)
+        return [(layer, head, stack.relation(n, layer, head)) for head in every]
+
+    # a spec with fewer layers repeats its last
+    last = stack.program.layer_count - 1
+    slots = [_slot(heads(min(read.layer, last)), read, n) for read in reads]
+    return tuple((read.layer, slot[1], read.key) for read, slot in zip(reads, slots, strict=True))
 
 
 def path_in_union(stack: Stack, n: int, query: int, key: int) -> Steps | None:
@@ -64,8 +76,8 @@ def path_in_union(stack: Stack, n: int, query: int, key: int) -> Steps | None:
     reads = walks.walk(union_of(stack, n), query, key)
     if reads is None:
         return None
-    relations = stack.bound(n).found
-    return tuple((*_slot(relations, read, n), read.key) for read in reads)
+    found = stack.bound(n).found
+    return tuple((*_slot(found, read, n), read.key) for read in reads)
 
 
 def spread_in_layers(stack: Stack, n: int, most: int | None = None) -> Spread:
@@ -155,42 +167,20 @@ def _at_most(chain: Chain) -> int | None:
         return 1
     if chain.causal:
         return None
-    # every path may lead through one position: there and on
-    bounds = []
-    back = chain.reversed()
-    for hub in {0, n // 2, n - 1, *_rows(chain)}:
+    # every path may lead through one position, such as one that reads every key: there and on
+    hubs, bounds, back = {0, n // 2, n - 1}, [], chain.reversed()
+    for reading in chain.graph(0).readings:
+        if reading.rows is not None and reading.columns is None and reading.pairs is None:
+            hubs.add(int(reading.rows.argmax()))
+            break
+    for hub in hubs:
         there, on = walks.hops(back, hub), walks.hops(chain, hub)
         if (there >= 0).all() and (on >= 0).all():
             bounds.append(int(there.max() + on.max()))
     return min(bounds, default=None)
 
 
-def _rows(chain: Chain) -> Iterator[int]:
-    """A position that reads every key, where the graph has such rows."""
-    for reading in chain.graph(0).readings:
-        if reading.rows is not None and reading.columns is None and reading.pairs is None:
-            yield int(reading.rows.argmax())
-            return
-
-
-def _steps(stack: Stack, n: int, reads: list[walks.Read]) -> Iterator[Step]:
-    slots: dict[int, list[tuple[int, int, Relation]]] = {}
-    for read in reads:
-        # a spec with fewer layers repeats its last
-        layer = min(read.layer, stack.program.layer_count - 1)
-        if layer not in slots:
-            slots[layer] = [
-                (layer, head, stack.relation(n, layer, head))
-                for head in range(stack.program.heads or 1)
-            ]
-        yield read.layer, _slot(slots[layer], read, n)[1], read.key
-
-
-def _slot(
-    slots: list[tuple[int, int, Relation]] | tuple[tuple[int, int, Relation], ...],
-    read: walks.Read,
-    n: int,
-) -> tuple[int, int]:
+def _slot(slots: Iterable[tuple[int, int, Relation]], read: walks.Read, n: int) -> tuple[int, int]:
     """The first layer and head in which a pair is read."""
     for layer, head, relation in slots:
         if relation.holds(read.query, read.key, n):

@@ -129,18 +129,16 @@ def layers_needed(chain: Chain, spans: tuple[Spans, ...]) -> int | None:
     distinct layers.
     """
     reach = themselves(chain.n, spans[0].step)
-    for layers, each in enumerate(spans):
+    for layers, each in enumerate((reach, *spans)):
+        reach = each.through(reach)
         if not reach.missing(chain.causal).any():
             return layers
-        reach = each.through(reach)
-    layers, doubled = len(spans), [spans[-1]]
+    doubled = [spans[-1]]
     while doubled[-1].through(reach).missing(chain.causal).any():
         longer = doubled[-1].through(doubled[-1])
         if longer.same(doubled[-1]):
             return None
         doubled.append(longer)
-    if not reach.missing(chain.causal).any():
-        return layers
     # the most layers that still leave a pair, binary digit by binary digit, and one more
     for power in range(len(doubled) - 1, -1, -1):
         further = doubled[power].through(reach)

@@ -21,38 +21,34 @@ from attnspec.graphs.forms.prelude import predicate_of
 from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
 from attnspec.graphs.predicates.periods import comparisons, period_of
 from attnspec.graphs.relation import Relation, probes
-from attnspec.ir.scalars import Scalar, fold, symbols
+from attnspec.ir.scalars import fold, symbols
 from attnspec.limits import LIMITS
 
 
 def period(chain: Chain) -> int | None:
     """The least known p for which moving a pair by p positions changes nothing, or None."""
-    if not chain.causal:
-        return None
-    periods = [_period(relation, chain.n) for relations in chain.layers for relation in relations]
-    present = [one for one in periods if one is not None]
-    return lcm(*present) if len(present) == len(periods) else None
+    every = (_period(relation, chain.n) for layer in chain.layers for relation in layer)
+    return _common(every) if chain.causal else None
+
+
+def _common(periods: Iterable[int | None]) -> int | None:
+    every = list(periods)
+    known = [each for each in every if each]
+    return lcm(*known) if len(known) == len(every) else None
 
 
 def _period(relation: Relation, n: int) -> int | None:
     if isinstance(relation, Complement | Transpose):
         return _period(relation.term, n)
     if isinstance(relation, Union | Intersection):
-        parts = [_period(term, n) for term in relation.terms]
-        present = [part for part in parts if part is not None]
-        return lcm(*present) if len(present) == len(parts) else None
+        return _common(_period(term, n) for term in relation.terms)
     predicate = predicate_of(relation)
     if predicate is None:
         return relation.moves_by
-    return _of_predicate(fold(predicate, {"n": n}))
-
-
-def _of_predicate(predicate: Scalar) -> int | None:
-    if not set(symbols(predicate)) <= {"q", "k"}:
-        # a grid has rows and columns, and so no such period
-        return None
-    periods = [period_of(each).both for each in comparisons(predicate)]
-    return lcm(*periods) if all(periods) else None
+    predicate = fold(predicate, {"n": n})
+    # a grid has rows and columns, and so no such period
+    flat = set(symbols(predicate)) <= {"q", "k"}
+    return _common(period_of(each).both for each in comparisons(predicate)) if flat else None
 
 
 SAMPLED = 8

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnspec.analysis.cost.kv_cache import KeyCache, cache_of, rule_of
 from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.analysis.quality import Figure, Unknown
+from attnspec.analysis.reach.leaks import later_pair
 from attnspec.graphs.stack import Stack, has_mechanism
 from attnspec.ir.crossing import evened
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
@@ -74,10 +76,8 @@ def break_even(report: Inquiry) -> Figure[Any]:
         raise Unknown("positions on a grid have one length")
     length = costs.break_even(Stack(evened(report.program)))
     if length is None:
-        raise Unknown(
-            "dense attention is estimated to be cheaper up to"
-            f" n = {costs.longest_break(report.program):,}"
-        )
+        most = costs.longest_break(report.program)
+        raise Unknown(f"dense attention is estimated to be cheaper up to n = {most:,}")
     note = "by the rates of the cost model, forward"
     if has_mechanism(report.program):
         note = "by its products, at the rate of those of dense attention, forward"
@@ -87,10 +87,7 @@ def break_even(report: Inquiry) -> Figure[Any]:
 # --- generation -----------------------------------------------------------------------------------
 
 
-def _caches(report: Inquiry) -> list[Any]:
-    from attnspec.analysis.cost.kv_cache import cache_of
-    from attnspec.analysis.reach.leaks import later_pair
-
+def _caches(report: Inquiry) -> list[KeyCache]:
     if not report.program.causal and any(
         later_pair(relation, report.length) is not None for _, _, relation in report.graphs
     ):
@@ -122,7 +119,7 @@ def kv_cache(report: Inquiry) -> Figure[Any]:
     """The most keys that one head holds at one time."""
     if _state(report) is not None:
         return Figure(0, "exact", "sums of features instead")
-    return Figure(max((cache.largest for cache in _caches(report)), default=0))
+    return Figure(max((int(cache.live.max(initial=0)) for cache in _caches(report)), default=0))
 
 
 def kv_cache_bytes(report: Inquiry) -> Figure[Any]:
@@ -133,11 +130,9 @@ def kv_cache_bytes(report: Inquiry) -> Figure[Any]:
     caches = _caches(report)
     if not report.length:
         return Figure(0)
-    live = np.zeros(report.length, np.int64)
+    live, rows = np.zeros(report.length, np.int64), report.stack.bound(report.length).rows
     for index, cache in enumerate(caches):
-        live += (
-            sum(row.get(index, 0) for row in report.stack.bound(report.length).rows) * cache.live
-        )
+        live += sum(row.get(index, 0) for row in rows) * cache.live
     size = int(live.max(initial=0)) * 2 * report.shape.head_dim * report.element
     return Figure(size, "exact", "every head with keys and values of its own")
 
@@ -151,12 +146,12 @@ def eviction(report: Inquiry) -> Figure[Any]:
         raise Unknown("there is no position")
     rules: dict[str, list[int]] = {}
     for index, cache in enumerate(caches):
-        rules.setdefault(cache.rule, []).append(index)
+        rules.setdefault(rule_of(cache.last_reader), []).append(index)
     if len(rules) == 1:
         return Figure(next(iter(rules)))
     slots = report.stack.bound(report.length).slots
-    parts = [
-        f"{slots_words([[index in graphs for index in row] for row in slots])}: {rule}"
-        for rule, graphs in rules.items()
-    ]
-    return Figure("\n".join(parts))
+    lines = []
+    for rule, graphs in rules.items():
+        meant = [[index in graphs for index in row] for row in slots]
+        lines.append(f"{slots_words(meant)}: {rule}")
+    return Figure("\n".join(lines))

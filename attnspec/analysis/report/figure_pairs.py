@@ -5,24 +5,23 @@ Each function raises Unknown, with the reason, where its figure is not known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnspec.analysis.counting.degrees import most_keys
-from attnspec.analysis.quality import Figure, Unknown
-from attnspec.graphs.relation import DataDependent
-
-if TYPE_CHECKING:
-    from attnspec.analysis.report.inquiry import Inquiry
-
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 from attnspec.analysis.counting import graph_heads
-from attnspec.analysis.counting.degrees import degrees_of
+from attnspec.analysis.counting.degrees import degrees_of, most_keys
 from attnspec.analysis.counting.figures import PAIRS
+from attnspec.analysis.growth import order as orders
+from attnspec.analysis.growth.stable import difference, is_stable, unsteady_choices
+from attnspec.analysis.quality import Figure, Unknown
+from attnspec.analysis.reach import reach as reaches
+from attnspec.analysis.reach.leaks import leak
+from attnspec.analysis.reach.mirrored import asymmetry
 from attnspec.analysis.spectrum import spectrum
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.stack import Stack, has_mechanism
@@ -41,20 +40,15 @@ def counted(name: str, graph_heads_only: bool = False) -> Callable[[Inquiry], Fi
     def of(report: Inquiry) -> Figure[Any]:
         if graph_heads_only:
             bound, note = report.bound_of_graph_heads, graph_heads.note(report)
-            empty = report.empty or not bound.found
-            sides = report.program.crossing
-            return Figure(0 if empty else PAIRS[name](bound, report.length, sides), note=note)
-        if report.undecided and not has_mechanism(report.program):
+        elif report.undecided and not has_mechanism(report.program):
             return most(name, report)
-        # raises Unknown where the pairs are not known
-        _ = report.graphs
-        return Figure(
-            0
-            if report.empty
-            else PAIRS[name](
-                report.stack.bound(report.length), report.length, report.program.crossing
-            )
-        )
+        else:
+            # raises Unknown where the pairs are not known
+            _ = report.graphs
+            bound, note = report.stack.bound(report.length), ""
+        empty = report.empty or not bound.found
+        sides = report.program.crossing
+        return Figure(0 if empty else PAIRS[name](bound, report.length, sides), note=note)
 
     return of
 
@@ -87,30 +81,22 @@ def rows_nonempty(report: Inquiry) -> Figure[Any]:
 
 def causal(report: Inquiry) -> Figure[Any]:
     """Whether no position learns of a later one."""
-
-    from attnspec.analysis.reach.leaks import leak
-
     if not report.length:
         return Figure(True)
     figure = leak(report.stack, report.length)
-    if figure.value is None:
+    found = figure.value
+    if found is None:
         return Figure(True, figure.quality, figure.note)
-    if figure.value.choice:
-        note = (
-            f"pairs: yes, choice: no; the choice of query {figure.value.query} may change with"
-            f" token {figure.value.key}, {figure.value.choice}"
-        )
-        return Figure(False, figure.quality, note)
-    where = f", where {figure.value.where}" if figure.value.where else ""
-    note = f"query {figure.value.query} reads the later key {figure.value.key}{where}"
+    where = f", where {found.where}" if found.where else ""
+    note = f"query {found.query} reads the later key {found.key}{where}"
+    if found.choice:
+        changed = f"the choice of query {found.query} may change with token {found.key}"
+        note = f"pairs: yes, choice: no; {changed}, {found.choice}"
     return Figure(False, figure.quality, note)
 
 
 def stable(report: Inquiry) -> Figure[Any]:
     """Whether rows are the same pairs at every length."""
-
-    from attnspec.analysis.growth.stable import difference, is_stable, unsteady_choices
-
     program = report.program
     if program.cross:
         if reads_m(program):
@@ -132,9 +118,6 @@ def stable(report: Inquiry) -> Figure[Any]:
 
 def symmetric(report: Inquiry) -> Figure[Any]:
     """Whether every graph is its own mirror image."""
-
-    from attnspec.analysis.reach.mirrored import asymmetry
-
     if report.queries != report.n:
         raise Unknown(f"there are {report.queries:,} queries and {report.n:,} keys")
     certain = True
@@ -152,30 +135,18 @@ def symmetric(report: Inquiry) -> Figure[Any]:
 
 
 def order(report: Inquiry) -> Figure[Any]:
-    """How fast the edges grow."""
-
-    from attnspec.analysis.growth import order as orders
-
+    """How fast the edges grow; of two sequences where both are as long."""
     if report.empty:
         raise Unknown("there is no position")
+    program, stack = report.program, report.stack
+    if program.cross or stack.known:
+        # what tensors of one length decided says nothing of others
+        stack = Stack(evened(program) if program.cross else program, stack.inputs)
     # a length at which graphs are examined; claims there of every length hold beyond it, too
-    length = min(report.n, LIMITS.positions)
-    growth = orders.order(_at_every_length(report), length, report.elaborated)
-    return _or_unknown(report, growth)
-
-
-def _at_every_length(report: Inquiry) -> Stack:
-    """The stack without what tensors of one length decided, and of two sequences both as long."""
-    stack = report.stack
-    if stack.program.cross:
-        return Stack(evened(stack.program), stack.inputs)
-    return Stack(stack.program, stack.inputs) if stack.known else stack
-
-
-def _or_unknown(report: Inquiry, found: Figure[Any]) -> Figure[Any]:
+    found = orders.order(stack, min(report.n, LIMITS.positions), report.elaborated)
     if found.value is None:
         raise Unknown(found.note)
-    if report.program.cross:
+    if program.cross:
         return replace(found, note="; ".join(filter(None, [found.note, "where m = n"])))
     return found
 
@@ -187,8 +158,6 @@ def reach(name: str) -> Callable[[Inquiry], Figure[Any]]:
     """How a figure of `analysis.reach.reach` is found."""
 
     def of(report: Inquiry) -> Figure[Any]:
-        from attnspec.analysis.reach import reach as reaches
-
         if report.influence.unknown is not None:
             raise Unknown(report.influence.unknown)
         if not report.length:
@@ -219,10 +188,16 @@ def most(name: str, report: Inquiry) -> Figure[Any]:
     """At most so many edges, so dense, so many keys of a query; raises Unknown for other counts."""
     if name not in ("edges", "density", "degree"):
         raise Unknown(report.stack.unknown or "")
-    queries = report.stack.queries(report.length)
-    rows = _rows(
-        report, lambda relation: np.minimum(most_keys(relation, report.length)[queries], report.n)
-    )
+    n, queries = report.length, report.stack.queries(report.length)
+    # of heads that are alike there is one array
+    bounds = cache(lambda relation: np.minimum(most_keys(relation, n)[queries], report.n))
+    rows = []
+    for layer, row in enumerate(report.program.slots):
+        for head in range(len(row)):
+            relation = report.unbound.get((layer, head))
+            if relation is None:
+                relation = report.stack.relation(n, layer, head)
+            rows.append(bounds(relation))
     edges = sum(int(row.sum()) for row in rows)
     if name == "degree":
         return Figure(max(int(row.max(initial=0)) for row in rows), "bound", "at most")
@@ -231,25 +206,10 @@ def most(name: str, report: Inquiry) -> Figure[Any]:
     return Figure(edges / max(1, len(rows) * report.queries * report.n), "bound", "at most")
 
 
-def _rows(report: Inquiry, of: Any) -> list[Any]:
-    """What is found of the graph of each layer and head."""
-    by_key: dict[Any, Any] = {}
-    rows = []
-    for layer, row in enumerate(report.program.slots):
-        for head in range(len(row)):
-            relation = report.unbound.get((layer, head))
-            if relation is None:
-                relation = report.stack.relation(report.length, layer, head)
-            if relation not in by_key:
-                by_key[relation] = of(relation)
-            rows.append(by_key[relation])
-    return rows
-
-
 def choice(report: Inquiry) -> Figure[Any]:
     """What each choice is made by."""
     lines: dict[str, None] = {}
-    for leaf in _leaves(report):
+    for leaf in dict.fromkeys(chain.from_iterable(report.choices.values())):
         ahead = leaf.ahead(report.length)
         if leaf.given_choice and ahead is None:
             words = "given by an input"
@@ -277,7 +237,3 @@ def scoring_flops(report: Inquiry) -> Figure[Any]:
         words |= {word for _, word in operations} - {""}
     most = max(layers.values(), default=0)
     return Figure(most, "bound", "; ".join(["at most", *sorted(words)])) if most else Figure(0)
-
-
-def _leaves(report: Inquiry) -> list[DataDependent]:
-    return list(dict.fromkeys(leaf for leaves in report.choices.values() for leaf in leaves))

@@ -144,14 +144,26 @@ class Inquiry:
     def figure(self, name: str) -> Figure[Any] | Unknown:
         """A figure with its quality, or why it is not known; KeyError for another name."""
         if name not in self._figures:
-            apart = self.program.cross and name in ONE_SEQUENCE
-            self._figures[name] = Unknown(APART) if apart else self._known(self.entries[name].of)
+            try:
+                if self.program.cross and name in ONE_SEQUENCE:
+                    raise Unknown(APART)
+                with blamed(self.stack, self.length):
+                    self._figures[name] = self.entries[name].of(self)
+            except Unknown as unknown:
+                self._figures[name] = unknown
+            except TooMuch as error:
+                self._figures[name] = Unknown(str(error), error)
         return self._figures[name]
 
     @property
     def m(self) -> int | None:
         """How many queries there are, of a spec that says `cross`."""
         return None if self.program.crossing is None else self.program.crossing.queries
+
+    @property
+    def lengths(self) -> str:
+        """Both numbers, in words."""
+        return f"n = {self.n:,}" if self.m is None else f"m = {self.m:,}, n = {self.n:,}"
 
     @property
     def queries(self) -> int:
@@ -162,15 +174,6 @@ class Inquiry:
     def empty(self) -> bool:
         """Whether there is no query, or no key."""
         return (self.program.crossing or Crossing(self.n, self.n)).empty
-
-    def _known(self, of: Callable[[Inquiry], Figure[Any]]) -> Figure[Any] | Unknown:
-        try:
-            with blamed(self.stack, self.length):
-                return of(self)
-        except Unknown as unknown:
-            return unknown
-        except TooMuch as error:
-            return Unknown(str(error), error)
 
     @property
     def default_names(self) -> tuple[str, ...]:
@@ -187,11 +190,8 @@ class Inquiry:
     @property
     def on_request(self) -> tuple[str, ...]:
         """The figures that take long at this length, and are printed where they are asked for."""
-        late: tuple[str, ...] = ()
-        if self.length > LIMITS.reach_printed:
-            late += REACH
-        if self.length > LIMITS.matrix:
-            late += SPECTRUM
+        late: tuple[str, ...] = REACH if self.length > LIMITS.reach_printed else ()
+        late += SPECTRUM if self.length > LIMITS.matrix else ()
         return tuple(name for name in late if not (self.program.cross and name in ONE_SEQUENCE))
 
     # --- what tensors decide ---------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Inquiry:
         if not self.graph_slots:
             raise Unknown(self.stack.unknown or "no head has a graph")
         wanted = frozenset(self.graph_slots)
-        return self.influence.bound(self.length).only(lambda layer, head: (layer, head) in wanted)
+        return self.influence.bound(self.length).only(lambda *slot: slot in wanted)
 
     @property
     def indices(self) -> dict[tuple[int, int], int]:

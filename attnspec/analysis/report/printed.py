@@ -70,7 +70,7 @@ def page(report: Inquiry, names: Sequence[str] | None = None) -> Text:
 
 def _about(report: Inquiry) -> str:
     program = report.program
-    parts = [_lengths(report)]
+    parts = [report.lengths]
     grid = extents_of(program, report.n)
     if grid:
         parts.append(f"grid {' x '.join(str(extent) for extent in grid)}")
@@ -83,11 +83,6 @@ def _about(report: Inquiry) -> str:
     if report.shape.batch > 1:
         parts.append(count_of(report.shape.batch, "sample"))
     return ", ".join(parts)
-
-
-def _lengths(report: Inquiry) -> str:
-    queries = "" if report.m is None else f"m = {report.m:,}, "
-    return f"{queries}n = {report.n:,}"
 
 
 @dataclass
@@ -161,15 +156,9 @@ def _append_graphs(text: Text, report: Inquiry) -> None:
     text.append("\nHeads\n", _TITLE)
     rows = [("", "pairs", "density", "keys of a query", "readers of a key")]
     for where, counts in graphs[:MOST_GRAPHS]:
-        rows.append(
-            (
-                where,
-                f"{counts.edges:,}",
-                _share(counts.density),
-                _span(counts.min_degree, counts.degree),
-                _span(counts.min_readers, counts.readers),
-            )
-        )
+        keys = _span(counts.min_degree, counts.degree)
+        readers = _span(counts.min_readers, counts.readers)
+        rows.append((where, f"{counts.edges:,}", _share(counts.density), keys, readers))
     text.append("\n".join(_aligned(rows)) + "\n")
     if len(graphs) > MOST_GRAPHS:
         text.append(f"  and {len(graphs) - MOST_GRAPHS:,} more\n", _NOTE)
@@ -181,14 +170,11 @@ def _span(low: int, high: int) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = []
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(["", f"{first:<{widths[0]}}", *cells]).rstrip())
+    return lines
 
 
 # --- several reports ------------------------------------------------------------------------------
@@ -201,11 +187,9 @@ def table(reports: Sequence[Inquiry], names: Sequence[str] | None = None) -> Tex
     """
     chosen = _common(reports) if names is None else tuple(names)
     several = len({report.program.name for report in reports}) > 1
-    heads = [_lengths(report) for report in reports]
-    rows: list[Sequence[str]] = []
+    rows: list[Sequence[str]] = [["", *(report.lengths for report in reports)]]
     if several:
-        rows.append(["", *[report.program.name for report in reports]])
-    rows.append(["", *heads])
+        rows.insert(0, ["", *(report.program.name for report in reports)])
     for name in chosen:
         entry = reports[0].entries[name]
         if entry.kind == "words":
@@ -236,7 +220,7 @@ def _cell(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
 def html(reports: Sequence[Inquiry]) -> str:
     """An HTML table of reports."""
     rows = []
-    for name in max(reports, key=lambda report: report.length).default_names:
+    for name in _common(reports):
         entry = reports[0].entries[name]
         cells = []
         for report in reports:
@@ -248,10 +232,8 @@ def html(reports: Sequence[Inquiry]) -> str:
             value = escape(value_of(entry, figure)).replace("\n", "<br>")
             cells.append(f"<td>{value}</td><td>{escape(note)}</td>")
         rows.append(f"<tr><th style='text-align:left'>{escape(entry.title)}</th>{''.join(cells)}")
-    heads = "".join(
-        f"<th colspan='2'>{escape(report.program.name)}, {_lengths(report)}</th>"
-        for report in reports
-    )
+    titles = (f"{escape(report.program.name)}, {report.lengths}" for report in reports)
+    heads = "".join(f"<th colspan='2'>{title}</th>" for title in titles)
     return f"<table><tr><th></th>{heads}</tr>{'</tr>'.join(rows)}</tr></table>"
 
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnspec.analysis.counting.figures import HeadCounts
 from attnspec.analysis.quality import Figure, Quality, Unknown
+from attnspec.analysis.reach import reach
+from attnspec.analysis.reach.reach import Steps
 from attnspec.analysis.report import figure_costs as costs
 from attnspec.analysis.report import figure_pairs as pairs
 from attnspec.analysis.report.inquiry import APART, Entry, Inquiry
-from attnspec.graphs.stack import TooMuch
+from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.api_checks import index_of
 from attnspec.text.diagnostics import AttnSpecError
-
-if TYPE_CHECKING:
-    from attnspec.analysis.reach.reach import Steps
 
 
 class Qualities(Mapping[str, "Quality | None"]):
@@ -184,39 +183,33 @@ class Report(Inquiry):
 
         Raises AttnSpecError where the pairs are not known, or too many to examine.
         """
-        layers: np.ndarray = self._reach().hops(self.influence, self.n, index_of("query", query))
-        return layers
+        return reach.hops(self._influenced(), self.n, index_of("query", query))
 
     def told(self, key: int) -> np.ndarray:
         """int [n]: layers until each query has read `key`, what it can influence; -1 = never.
 
         Raises as `hops`.
         """
-        layers: np.ndarray = self._reach().told(self.influence, self.n, index_of("key", key))
-        return layers
+        return reach.told(self._influenced(), self.n, index_of("key", key))
 
     def path(self, query: int, key: int) -> Steps | None:
         """The steps (layer, head, position) of a shortest path, None where there is none; raises
         as `hops`."""
         ends = index_of("query", query), index_of("key", key)
-        steps: Steps | None = self._reach().path(self.influence, self.n, *ends)
-        return steps
+        return reach.path(self._influenced(), self.n, *ends)
 
     def eccentricity(self, position: int) -> int | None:
         """The longest shortest path from a position to a key it may read; None where it never reads
         one of them; raises as `hops`."""
         place = index_of("position", position)
-        figure: Figure[int | None] = self._reach().eccentricity(self.influence, self.n, place)
-        return figure.value
+        return reach.eccentricity(self._influenced(), self.n, place).value
 
-    def _reach(self) -> Any:
-        from attnspec.analysis.reach import reach
-
+    def _influenced(self) -> Stack:
         if self.program.cross:
             raise AttnSpecError(f"a spec with `cross` has no paths: {APART}, and keys read nothing")
         if self.influence.unknown is not None:
             raise AttnSpecError(f"nothing is known of paths: {self.influence.unknown}")
-        return reach
+        return self.influence
 
     def approximation(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0
@@ -250,10 +243,7 @@ class Report(Inquiry):
     def to_dict(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """The figures as plain data, each with its quality and a note; those of `names` alone."""
         chosen = self.default_names if names is None else names
-        heads = [
-            {"layer": layer, "head": head, **asdict(counts)}
-            for (layer, head), counts in (self.per_head.items() if names is None else ())
-        ]
+        per_head = self.per_head if names is None else {}
         return {
             "name": self.program.name,
             **({} if self.m is None else {"m": self.m}),
@@ -263,7 +253,10 @@ class Report(Inquiry):
             "batch": self.shape.batch,
             "head_size": self.shape.head_dim,
             "figures": {name: data_of(self.figure(name)) for name in chosen},
-            "per_head": heads,
+            "per_head": [
+                {"layer": layer, "head": head, **asdict(counts)}
+                for (layer, head), counts in per_head.items()
+            ],
         }
 
     def to_json(self, names: tuple[str, ...] | None = None) -> str:
@@ -276,8 +269,7 @@ class Report(Inquiry):
         return page(self).plain
 
     def __repr__(self) -> str:
-        queries = "" if self.m is None else f"m = {self.m:,}, "
-        return f"<Report {self.program.name}, {queries}n = {self.n:,}>"
+        return f"<Report {self.program.name}, {self.lengths}>"
 
     def _repr_html_(self) -> str:
         from attnspec.analysis.report.printed import html
