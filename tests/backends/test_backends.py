@@ -203,6 +203,27 @@ def test_dropout_keeps_the_mean_and_follows_the_seed(backend: str, n_q: int) -> 
     assert all(x.isfinite().all() for x in found)
 
 
+@pytest.mark.limits("", "tiny")
+@pytest.mark.parametrize("backend", ["auto", "torch", "dense"])
+def test_dropout_leaves_a_row_without_a_key_zero(backend: str) -> None:
+    q, k, v = (x.detach().float() for x in tensors(2, 2, 40, 40))
+    real = torch.arange(40).expand(2, 40) < 39
+    for padding in (None, real):
+        out = spec_of("attend where(k > q)").compile(backend)(
+            q, k, v, key_padding_mask=padding, dropout_p=0.3
+        )
+        assert not out[:, :, 39 if padding is None else 38].any()
+        assert out[:, :, :30].any(-1).sum() > 60
+
+
+@pytest.mark.limits("", "tiny")
+@pytest.mark.parametrize("name", ["attend full", "attend synthesizer(max_length = 600)"])
+def test_the_last_queries_of_many_keys_are_those_of_a_whole_call(name: str) -> None:
+    q, k, v = (x.detach().float() for x in tensors(1, 2, 600, 600))
+    module = spec_of(f"causal {name}").compile("torch" if "full" in name else "auto")
+    torch.testing.assert_close(module(q[:, :, -130:], k, v), module(q, k, v)[:, :, -130:])
+
+
 def test_groups_of_heads_where_torchs_call_takes_the_larger_alone() -> None:
     # ten heads of 700 x 700 scores go through it under dropout, two by the definition
     spec = load(EXAMPLES / "blockbert.attn")

@@ -30,6 +30,7 @@ NEARLY_ALL = [
         for graph in ("strided(stride = 2)", "(window(radius = 30) | columns(first(2)))")
     ),
     "attend block(size = 32) + linear()",
+    "attend window(radius = 16) + linear() scale 0.3",
     "input s: length attend prefix(s) + linear()",
     # no rows, few rows, drawn pairs
     "attend where(k > q + 200) + rbf(features = 16)",

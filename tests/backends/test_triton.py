@@ -43,11 +43,12 @@ def differing(call: Shards, other: str) -> list[str]:
     ("body", "n", "shape", "other"),
     [
         ("causal attend topk(blocks = 2, size = 8, queries = 1)", 29, "left", "dense"),
-        (
+        pytest.param(
             "causal attend topk(blocks = 1, size = 16, queries = 1) | cluster(count = 9)",
             29,
             "right",
             "dense",
+            marks=SLOW,
         ),
         ("causal attend lsh(buckets = 6, rounds = 3, chunk = 8)", 29, "left", "dense"),
         (
@@ -200,9 +201,10 @@ def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
 @pytest.mark.parametrize(
     ("graph", "other"),
     [
-        (
+        pytest.param(
             "causal attend window(before = 6, after = 0) | residue(step = 4)",
             "causal attend window(before = 5, after = 0) | residue(step = 4)",
+            marks=SLOW,
         ),
         (
             "causal input x: ids attend same(x)",

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
         [
             *("full", "softcap", "slopes", "alibi", "documents", "times", "by layer", "scale of n"),
             *("score of distances", "score of inputs", "score of pairs", "score that hides"),
-        ]
+        ],
+        4,
     ),
 )
 def test_flex_attention_computes_the_spec(name: str) -> None:

@@ -74,24 +74,27 @@ def test_equal_labels_are_brought_together(body: str) -> None:
 def differing(tables: Tables, work: Work) -> list[str]:
     """Which ways of computing tables give another output than their pairs."""
     n_q, n_k = tables.n_q, tables.n_k
-    q, k, v = torch.randn(2, 1, 1, n_q, 4), torch.randn(2, 1, n_k, 4), torch.randn(2, 1, n_k, 4)
+    q, k, v = torch.randn(2, 1, 2, n_q, 4), torch.randn(2, 1, n_k, 4), torch.randn(2, 1, n_k, 4)
     mask = torch.from_numpy(times(tables) > 0)
-    weights = (q[:, :, 0] @ k.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
+    weights = (q @ k[:, :, None].mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
     kernel = work, (0,), torch.device("cpu"), tables
     steps, _ = SteppedKernel(*kernel).forward(q, k, v, Call(), 0.5)
-    plain, _ = ComposedTables(*kernel).composed(q, k, v, Call())
-    found = {"steps": steps, "plain": plain}
-    return [
-        name
-        for name, out in found.items()
-        if not torch.allclose(out[:, :, 0], weights.nan_to_num() @ v, atol=1e-5)
-    ]
+    plain = ComposedTables(*kernel)
+    fused = plain.traced(q, k, v, Call())
+    found = {"steps": steps, "plain": plain.composed(q, k, v, Call())[0], "fused": fused}
+    meant = weights.nan_to_num() @ v[:, :, None]
+    return [name for name, out in found.items() if not torch.allclose(out, meant, atol=1e-5)]
 
 
+@pytest.mark.limits("", "tiny")
 def test_places_without_a_row_are_read_by_neither() -> None:
-    batch = Batch(np.array([[4, 0, -1], [2, 3, 1]]), np.array([[5, -1], [0, 6]]), None)
-    ((work, _),) = Binder(spec_of("attend full").program).works(0, 1, 5, 7)
-    assert differing(Tables((batch,), 5, 7), work) == []
+    ((work, _),) = Binder(spec_of("attend full").program).works(0, 1, 128, 128)
+    rows = np.arange(128)[::-1].copy().reshape(16, 8)
+    short = np.where(rows % 7, rows, -1)
+    # of every block, of each its own, and of none
+    for k, mask in ((rows, np.tri(8, dtype=bool)[None]), (short, None), (rows, None)):
+        for q in (rows, short):
+            assert differing(Tables((Batch(q, k, mask),), 128, 128), work) == []
 
 
 def test_blocks_with_masks_of_their_own_are_read_by_tiles() -> None:
