@@ -120,7 +120,8 @@ def unframed(values):
 
 def elu1(x, layer, learned):
     """elu(x) + 1, which does not round to 0."""
-    return unframed(torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x))
+    # torch's versions differ about the slope of a clamp at its bound, which 0 must not be
+    return unframed(torch.exp(x.clamp(max=1e-38)) + torch.relu(x))
 
 
 def relu(x, layer, learned):

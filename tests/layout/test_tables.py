@@ -91,7 +91,6 @@ def test_places_without_a_row_are_read_by_neither() -> None:
     ((work, _),) = Binder(spec_of("attend full").program).works(0, 1, 128, 128)
     rows = np.arange(128)[::-1].copy().reshape(16, 8)
     short = np.where(rows % 7, rows, -1)
-    # of every block, of each its own, and of none
     for k, mask in ((rows, np.tri(8, dtype=bool)[None]), (short, None), (rows, None)):
         for q in (rows, short):
             assert differing(Tables((Batch(q, k, mask),), 128, 128), work) == []
