@@ -267,7 +267,7 @@ def _by_counting(stack: Stack, bounds: dict[Scalar, Place], examined: list[int])
             figures = ", ".join(
                 f"{three_digits(part)} at n = {n:,}" for part, n in zip(parts, lengths, strict=True)
             )
-            return f"edges of all heads divided by the bound{place.text} grow with n: {figures}"
+            return f"all edges divided by the bound{place.text} grow with n: {figures}"
     return None
 
 

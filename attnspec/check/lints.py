@@ -37,7 +37,7 @@ def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> It
                 if attend.span is None or attend.span.start in reported:
                     continue
                 slot = slot_text(stack, layer, head)
-                extra = stack.program.extra_tokens
+                extra = stack.program.extra_tokens if stack.program.grid else 0
                 rows = _empty_rows(relation, n, attend.span, slot, n == lengths[-1], extra)
                 if rows is not None and rows.code == "A901":
                     rows = replace(rows, help=advice)

@@ -740,7 +740,8 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
             " `attnspec.explain_mask(mask)` looks for the rule"
         )
     at, name = ", ".join(map(_shown, parts)), captured.name_of(tensor)
-    every = re.sub(r"\b[qk]\b", "torch.arange(n)", re.sub(r"\((q|k)\)", "", at))
+    every = re.sub(r"\b(b|head)\b", ":", re.sub(r"\((q|k)\)", "", at))
+    every = re.sub(r"\b[qk]\b", "torch.arange(n)", every)
     raise UntracedError(
         f"`{name}`, of shape {shape}, is indexed by [{at}], and only [q], [k], [b, q], [b, k], [b]"
         f" and [h] are allowed: before the import compute an entry for each position, `t ="

@@ -157,7 +157,8 @@ class Placed:
         return reduce(torch.logical_and, [of_tiles(full, tiles + x[..., None]) for x in ends])
 
     def batches(self) -> Iterator[Batch]:
-        """The pairs as tables whose rows are those of all lists, one after the other."""
+        """The pairs as tables whose rows are those of all lists, one after the other; of choices
+        that count no pair twice."""
         (count, tiles, width), rows = self.numbered.shape, self.k.rows()
         height = self.q.size * self.repeat
         step = max(1, LIMITS.product // max(1, count * width * height * self.k.size))
@@ -167,7 +168,6 @@ class Placed:
             most = int((lists >= 0).sum(2).max())
             lists = lists[..., :most]
             pairs = self.held(low, high, slots[..., :most])
-            pairs = pairs if pairs.dtype == torch.bool else pairs > -math.inf
             pairs = (pairs & (lists >= 0)[..., None, None]).transpose(2, 3)
             keys = np.where((lists >= 0)[..., None], rows[lists.numpy()], -1)
             yield Batch(

@@ -65,7 +65,7 @@ def differing(call: Shards, other: str) -> list[str]:
             pytest.param(body, n, shape, "dense" if "topk" in body else "factored", marks=SLOW)
             for body, n, shape in (
                 ("input i: ids heads 4 attend topk(keys = 5) | same(i) & self", 29, "grouped"),
-                ("causal attend topk(blocks = 1, size = 9) | cluster(count = 9)", 29, "right"),
+                ("causal attend topk(blocks=1,size=16,queries=1) | cluster(count=9)", 29, "right"),
                 ("causal attend window(before = 9, after = 0) + rfa(features = 12)", 33, "left"),
                 ("causal attend linear(feature = exp)", 1100, "plain"),
                 ("causal attend window(before = 70, after = 0) + linear()", 1100, "plain"),
@@ -195,6 +195,11 @@ def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
 @pytest.mark.parametrize(
     ("graph", "other"),
     [
+        pytest.param(
+            "causal attend window(before = 6, after = 0) | residue(step = 4)",
+            "causal attend window(before = 5, after = 0) | residue(step = 4)",
+            marks=SLOW,
+        ),
         (
             "causal input x: ids attend same(x)",
             "causal input x: ids attend same(x) & window(radius = 2)",

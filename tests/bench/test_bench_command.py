@@ -80,7 +80,7 @@ def test_flex_is_given_the_same_pairs_and_its_compiler_may_fail(
 ) -> None:
     # what is compared is the mask, so the kernel need not be compiled
     with torch.compiler.set_stance("force_eager"):
-        for name in ("near", "packed", "random"):
+        for name in ("near", "many", "gaps", "packed", "random"):
             task = problem(name, n=128)
             outs = [task.output(each) for each in (rival(task, "flex"), ours(task, "dense"))]
             assert (outs[0] - outs[1]).abs().max().item() <= SAME[torch.float32]

@@ -198,7 +198,7 @@ def test_dropped_weights_are_the_same_in_gradients(body: str) -> None:
     assert empty < 1.8
 
 
-def test_what_one_head_refuses_every_rank_refuses() -> None:
+def test_a_refusal_of_one_head_is_raised_on_every_rank() -> None:
     module = spec_of("heads 2 attend full head 1 { attend lsh(buckets = 4) }").compile()
 
     def call(rank: Rank) -> None:

@@ -88,7 +88,10 @@ def differing(tables: Tables, work: Work) -> list[str]:
 
 @pytest.mark.limits("", "tiny")
 def test_places_without_a_row_are_read_by_neither() -> None:
-    ((work, _),) = Binder(spec_of("attend full").program).works(0, 1, 128, 128)
+    binder = Binder(spec_of("attend full").program)
+    batch = Batch(np.array([[4, 0, -1], [2, 3, 1]]), np.array([[5, -1], [0, 6]]), None)
+    assert differing(Tables((batch,), 5, 7), binder.works(0, 1, 5, 7)[0][0]) == []
+    ((work, _),) = binder.works(0, 1, 128, 128)
     rows = np.arange(128)[::-1].copy().reshape(16, 8)
     short = np.where(rows % 7, rows, -1)
     for k, mask in ((rows, np.tri(8, dtype=bool)[None]), (short, None), (rows, None)):
