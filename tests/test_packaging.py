@@ -24,6 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path) -> None:
     suffixes = {".py", ".attn", ".html", ".json", ".lark", ".toml", ".typed"}
     wanted = {
@@ -38,6 +39,7 @@ def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path
     assert set(names) == wanted
 
 
+@pytest.mark.slow
 def test_the_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     # as pip unpacks it, which `make wheel` runs

@@ -120,7 +120,7 @@ def resolve(
     for number, ruling in sorted(enumerate(rulings), key=lambda pair: pair[1].where.depth):
         rows, columns = sorted(ruling.where.layers), sorted(ruling.where.heads)
         cells = np.ix_(rows, columns)
-        for other in sorted({*table[cells].flat}) if clashes < LIMITS.clashes else []:
+        for other in np.unique(table[cells]).tolist() if clashes < LIMITS.clashes else []:
             if other >= 0 and rulings[other].where.depth == ruling.where.depth:
                 row, column = np.argwhere(table[cells] == other)[0]
                 slot = [f"layer {rows[row]}"] * (layers > 1)

@@ -261,6 +261,7 @@ def test_gradients_of_tables_are_the_same_bits_where_torch_is_told_so() -> None:
             torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.slow
 def test_inputs_of_scores_are_differentiated_at_pairs_alone() -> None:
     # FlexAttention has no backward on the CPU: what it is given is differentiated here
     body = "input near: pairs causal attend full score s * log(near(q, k))"

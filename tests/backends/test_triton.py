@@ -208,9 +208,10 @@ def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
             "input x: numbers attend where(x(k) <= x(q))",
             "input x: numbers attend where(x(k) < x(q))",
         ),
-        (
+        pytest.param(
             "causal attend window(before = 6, after = 0) + linear()",
             "causal attend window(before = 5, after = 0) + linear()",
+            marks=SLOW,
         ),
     ],
 )

@@ -77,7 +77,7 @@ def rows_change(spec: Spec, n: int, trials: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("body", "causal"), few(BODIES.items()))
+@pytest.mark.parametrize(("body", "causal"), few(BODIES.items(), 4))
 def test_choices_look_ahead_as_the_analysis_says(body: str, causal: bool) -> None:
     spec = spec_of(body)
     assert spec.analyse(57).causal is causal

@@ -205,7 +205,7 @@ ZOO = [
 ]
 
 
-@pytest.mark.parametrize("name", few(ZOO, 6))
+@pytest.mark.parametrize("name", few(ZOO, 12))
 def test_bytes_of_the_zoo_are_near_the_cut(name: str) -> None:
     spec = attnspec.zoo(name)
     some, least = bytes_and_cut(spec, spec.program.fixed_length or 256, 4)

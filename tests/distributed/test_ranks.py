@@ -171,7 +171,7 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("shards", few(MORE), ids=lambda each: f"{each.text[:50]} {each.n}")
+@pytest.mark.parametrize("shards", few(MORE, 3), ids=lambda each: f"{each.text[:50]} {each.n}")
 def test_ways_of_rows_heads_and_sums(shards: Shards) -> None:
     assert differing(shards) == []
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import CHOOSING
+from sweeps import few
 from tiny_models import CAUSAL, TOLERANCE, called, difference, named, tiny, tokens, transformers
 from torch import Tensor
 
@@ -42,7 +43,7 @@ def states(model: Any) -> list[Tensor]:
     return [*found, pieces(model, transformers.DynamicCache(config=model.config))]
 
 
-@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize("name", few(CHOOSING))
 def test_a_model_that_chooses_keys_reads_those_of_its_spec(name: str) -> None:
     stem, settings = CHOOSING[name]
     model = tiny(stem, **settings)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import BY_STEM
-from sweeps import few
+from sweeps import checkered, few
 from tiny_models import (
     CAUSAL,
     FULL,
@@ -252,9 +252,12 @@ def joined(stem: str, cross: str, marks: str = "") -> tuple[Any, Any]:
     return model, convert(model, **specs)
 
 
-@pytest.mark.parametrize("stem", ["Bart", "T5"])
 @pytest.mark.parametrize(
-    "body", ["where(k - 2 * q <= 3 and 2 * q - k <= 3)", "columns(keep) | window(radius = 1)"]
+    ("stem", "body"),
+    checkered(
+        ["Bart", "T5"],
+        ["where(k - 2 * q <= 3 and 2 * q - k <= 3)", "columns(keep) | window(radius = 1)"],
+    ),
 )
 def test_a_decoder_writes_by_what_joins_it_to_an_encoder(stem: str, body: str) -> None:
     model, done = joined(stem, f"attention c {{ cross input keep: tokens attend {body} }}")

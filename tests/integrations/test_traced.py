@@ -49,7 +49,7 @@ def converted(model: Any, text: str = WINDOW, positions: Any = "absolute") -> An
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        pytest.param(lambda: llama("sdpa", num_hidden_layers=1), WINDOW, id="llama"),
+        pytest.param(lambda: llama("sdpa", num_hidden_layers=1), WINDOW, id="llama", marks=SLOW),
         pytest.param(lambda: llama("sdpa"), WINDOW, id="llama of several layers", marks=SLOW),
         pytest.param(lambda: bert("sdpa"), BOTH_WAYS, id="bert", marks=SLOW),
         pytest.param(

@@ -421,7 +421,7 @@ def test_converted_models_find_packed_documents() -> None:
         assert kinds == {"the registered spec attnspec_packed_by_positions"}
 
 
-@pytest.mark.parametrize("model", ["Llama", "GptOss", "Bert"])
+@pytest.mark.parametrize("model", few(["Llama", "GptOss", "Bert"], 3))
 def test_the_table_of_the_page_is_what_happens(model: str) -> None:
     assert {name for name, _ in shown()} == set(MODELS)
     rows = {attention: cells for (name, attention), cells in shown().items() if name == model}

@@ -85,6 +85,7 @@ def test_one_graph_for_all_lengths(name: str, n_q: int | None) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_dropout_in_a_graph() -> None:
     module = sample("static")
     torch._dynamo.reset()
