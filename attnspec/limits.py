@@ -134,6 +134,7 @@ class Limits:
     fanout: int = _limit(8, 2)  # tiles of a level in one of the next
     coarsest: int = _limit(64, 4)  # tiles on a side of the coarsest level
     tall: int = _limit(48, 4)  # rows of a tile from which on it meets all keys in one product
+    narrow: int = _limit(64, 0)  # queries or keys of a block for which products take less time
     tallest: int = _limit(2048, 16)  # rows of a block
     blocks_covered: int = _limit(2048, 4)  # blocks on a side of a cover
 

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 64_005
+LINES = 63_828
 """The most lines of the package, which becomes less."""
 
 PATCHES = 27

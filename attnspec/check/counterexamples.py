@@ -28,6 +28,7 @@ from attnspec.graphs.bind import Situation
 from attnspec.graphs.forms.conditions import contained
 from attnspec.graphs.forms.dnf import Place as FormPlace
 from attnspec.graphs.forms.dnf import form_of, place_of
+from attnspec.graphs.forms.written import written
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Claim, Program
@@ -210,17 +211,18 @@ def of_graphs(claim: Claim, at: Situation) -> str | None:
     """Against a claim at one length: the first pair that only one of its graphs has, with its
     row. Raises TooMuch where the pairs are too many to look at, BindError for a size."""
     first, second = relations(claim, at)
-    sides = [("first", first, second)]
+    one, other = (f"`{written(term)}`" for term in claim.terms)
+    sides = [(one, first, other, second)]
     if claim.kind == "==":
-        sides.append(("second", second, first))
-    for name, here, there in sides:
+        sides.append((other, second, one, first))
+    for name, here, elsewhere, there in sides:
         missing = only_in(here, there, at.n)
         if missing:
             (query, key), *_ = missing.examples
             rows = [row_text(relation, query, at.n) for relation in (here, there)]
             return (
-                f"query {query} reads key {key} only in the {name} graph: it reads {rows[0]} in"
-                f" that graph, and {rows[1]} in the other one"
+                f"query {query} reads key {key} in {name} but not in {elsewhere}: {rows[0]} in the"
+                f" former, {rows[1]} in the latter"
             )
     return None
 

@@ -69,10 +69,10 @@ MEANINGS = {
 """What claims mean whose name does not tell, for their refutations."""
 
 PATHS = (
-    "a path starts at the query in the last layer and goes down to layer 0; it leaves out layers in"
-    " which it stays at its position"
+    "a path starts at the query in the last layer and goes down to layer 0; layers in which it"
+    " stays at its position are counted but not shown"
 )
-REPEATED = "more layers than the spec has are counted as if its last layer were repeated"
+REPEATED = "where this takes more layers than the spec has, its last layer is repeated"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
 WHERE_IT_HAS_A_VALUE = "restrict the claim to other lengths: add `for n >= …` or `at n = …` to it"
@@ -310,7 +310,9 @@ def _with_way_out(
     for n in (n for n in lengths if n > failed):
         low, high = (low, high or n) if holds(n) else (n, 0)
     if not high:
-        return found
+        always = f"nor does it hold at n = {lengths[-1]:,}, the longest length that is checked"
+        notes = (always,) if failed < lengths[-1] else ()
+        return tuple(replace(one, notes=(*one.notes, *notes)) for one in found)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -67,9 +67,9 @@ WHAT = {
 
 def compile_program(
     program: Program,
-    backend: str = "auto",
-    device: str | torch.device | None = None,
-    head_size: int | None = None,
+    backend: str,
+    device: str | torch.device | None,
+    head_size: int | None,
 ) -> CompiledAttention:
     """The module of a program, on a device, with parameters for heads of a size.
 
@@ -80,26 +80,22 @@ def compile_program(
     if ahead is not None:
         lint = ahead_of(program, ahead)
         warnings.warn(f"{lint.code}: `{program.name}`: {lint.message}", stacklevel=3)
-    place = None if device is None else usable(device)
+    place = None
+    if device is not None:
+        place = torch.device(device_of(device))
+        try:
+            torch.empty(0, device=place)
+        # a build without the device raises AssertionError, a machine without it RuntimeError
+        except (AssertionError, RuntimeError) as error:
+            other = torch.accelerator.current_accelerator(check_available=True)
+            there = "cpu" if other is None else f"cpu, {other.type}"
+            raise AttnSpecError(
+                f"the device must be available on this machine ({there}), got {str(place)!r}:"
+                f" {str(error).partition('. ')[0]:.100}"
+            ) from None
     require_willing(program, backend, DEVICES if place is None else (place.type,))
     module = CompiledAttention(plan_data(program, backend), head_size)
     return module if place is None else module.to(place)
-
-
-def usable(device: str | torch.device) -> torch.device:
-    """The device, if tensors can be put on it; raises AttnSpecError otherwise."""
-    place = torch.device(device_of(device))
-    try:
-        torch.empty(0, device=place)
-    # a build without the device raises AssertionError, a machine without it RuntimeError
-    except (AssertionError, RuntimeError) as error:
-        other = torch.accelerator.current_accelerator(check_available=True)
-        there = "cpu" if other is None else f"cpu, {other.type}"
-        raise AttnSpecError(
-            f"the device must be available on this machine ({there}), got {str(place)!r}:"
-            f" {str(error).partition('. ')[0]:.100}"
-        ) from None
-    return place
 
 
 def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "auto") -> str:
@@ -173,7 +169,14 @@ def _verified(spec: Elaborated, backend: str) -> str:
     # at a small length the cheapest is the definition itself, so every backend is tried
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)
-    programs, refused = _by_kind(program), list[str]()
+    programs, refused = [program], list[str]()
+    # no backend runs both graphs and mechanisms, and each kind is to be verified with every backend
+    # that runs it: heads of the other kind do what the first of this kind does
+    attends = program.attends
+    kinds = [[x for x in attends if (x.mechanism is None) is graph] for graph in (True, False)]
+    if all(kinds):
+        mixed = (tuple(x if x in kind else kind[0] for x in attends) for kind in kinds)
+        programs = [replace(program, attends=each) for each in mixed]
     trials: list[tuple[int, Depth]] = [(n, "whole")]
     if n > WHOLE:
         longest: dict[Depth, int] = {"pairs": LIMITS.every_pair, "values": LONGEST}
@@ -203,22 +206,6 @@ def _words(lines: Sequence[str], refused: str, apart: str = "") -> str:
     if not lines:
         return f"Not verified when it was compiled: {refused}."
     return f"Verified when it was compiled{apart}: {'; '.join(lines)}."
-
-
-def _by_kind(program: Program) -> tuple[Program, ...]:
-    """The program, where its heads are all graphs or all mechanisms; else one of each kind, the
-    heads of the other kind doing what the first of this kind does.
-
-    No backend runs both kinds, and each is to be verified with every backend that runs it.
-    """
-    attends = program.attends
-    kinds = [[x for x in attends if (x.mechanism is None) is graph] for graph in (True, False)]
-    if not all(kinds):
-        return (program,)
-    return tuple(
-        replace(program, attends=tuple(each if each in kind else kind[0] for each in attends))
-        for kind in kinds
-    )
 
 
 def _require_ok(found: Verification) -> None:

@@ -42,7 +42,19 @@ def decided_pairs(
     pair: object = tensors
     if pair is not None and not (isinstance(pair, list | tuple) and len(pair) == 2):
         raise TypeError(f"tensors must be a pair (q, k), got {type(pair).__name__}")
-    sides = [_of_one(name, x, n) for name, x in zip("qk", tensors or (), strict=False)]
+    sides = list[Tensor]()
+    for name, given in zip("qk", tensors or (), strict=False):
+        try:
+            tensor = torch.as_tensor(given).detach().cpu()
+        except (TypeError, ValueError, RuntimeError):
+            kind = type(given).__name__
+            raise TypeError(f"{name} of `tensors` must be an array, got {kind}") from None
+        if tensor.dim() != 3 or tensor.shape[1] != n or not tensor.is_floating_point():
+            raise AttnSpecError(
+                f"`tensors` must be q and k of one sample, real numbers [H, {n}, d], got {name}"
+                f" with the shape {list(tensor.shape)} of {tensor.dtype}"
+            )
+        sides.append(tensor[None])
     decided = [attend.graph for attend in program.attends if _is_decided(attend)]
     if not decided or not n:
         return None
@@ -113,23 +125,7 @@ def _is_decided(attend: Attend) -> bool:
 
 
 def _batched(inputs: Sample) -> dict[str, Tensor]:
-    """Inputs of a batch of one."""
     return {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
-
-
-def _of_one(name: str, given: npt.ArrayLike, n: int) -> Tensor:
-    """Queries or keys of one sample, [1, H, n, d]."""
-    try:
-        tensor = torch.as_tensor(given).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):
-        kind = type(given).__name__
-        raise TypeError(f"{name} of `tensors` must be an array, got {kind}") from None
-    if tensor.dim() != 3 or tensor.shape[1] != n or not tensor.is_floating_point():
-        raise AttnSpecError(
-            f"`tensors` must be q and k of one sample, real numbers [H, {n}, d], got {name} with"
-            f" the shape {list(tensor.shape)} of {tensor.dtype}"
-        )
-    return tensor[None]
 
 
 def told_apart(spec: Elaborated, heads: int) -> Elaborated:

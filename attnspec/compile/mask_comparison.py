@@ -55,7 +55,6 @@ class MaskComparison:
         return None
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data."""
         return {
             "spec": self.name,
             **({} if self.m is None else {"m": self.m}),
@@ -92,7 +91,6 @@ class MaskComparison:
 
 
 def _words(head: Compared, n: int) -> list[str]:
-    """What is to be said of a head."""
     sides, title = _sides(head), f"head {head.slots[0][1]}"
     if head.equal or head.relations is None:
         return [f"{title}: the same {head.in_both:,} pairs"]
@@ -111,9 +109,9 @@ def compare_mask(
     inputs: Sample | None,
     mask: object,
     n: int | None,
-    layer: int = 0,
-    head: int | None = None,
-    m: int | None = None,
+    layer: int,
+    head: int | None,
+    m: int | None,
 ) -> MaskComparison:
     """A layer of a spec, or one head of it, held against a mask or a mask function.
 
@@ -206,8 +204,7 @@ def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int
             f" ({query}, {key}); to compare sample 0, pass `lambda b, h, q, k: mask_mod(b * 0, h,"
             " q, k)`"
         )
-    own: np.ndarray = masks[0]
-    return own
+    return np.asarray(masks[0])
 
 
 def _require_lists(mask: Any, found: np.ndarray) -> None:

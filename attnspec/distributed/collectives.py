@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from typing import Any, TypeVar, cast
@@ -39,7 +39,7 @@ class Mesh:
     ranks: int
     rank: int
     limit: float
-    received: int = field(default=0, compare=False)
+    received: int = 0
 
     def finish(self, work: Any) -> None:
         """Wait for a collective; raises LostRank."""

@@ -244,7 +244,12 @@ class ParallelAttention(torch.nn.Module):
             require_log_sum_exps(module.program, layer)
         flags = [call.padding is not None, return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v, *pairs.values())]
-        state = _random_state(q.device) if chance else 0
+        state = 0
+        if chance:
+            # what tells the random state of a device from others, from 1 to 2 ** 62
+            here: Any = torch.get_device_module(q.device)
+            told = torch.get_rng_state() if q.device.type == "cpu" else here.get_rng_state(q.device)
+            state = 1 + (int.from_bytes(sha256(told.numpy().tobytes()).digest()[:8]) >> 2)
         alike = {
             "the batch": q.shape[0],
             "the number of heads": q.shape[1],
@@ -324,13 +329,6 @@ class ParallelAttention(torch.nn.Module):
 
 
 parallelize = ParallelAttention
-
-
-def _random_state(device: torch.device) -> int:
-    """What tells the random state of a device from others, from 1 to 2 ** 62."""
-    generators: Any = torch.get_device_module(device)
-    state = torch.get_rng_state() if device.type == "cpu" else generators.get_rng_state(device)
-    return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
 
 
 def _local(x: Any, mesh: Any) -> Tensor:

@@ -167,7 +167,10 @@ def candidates(
     for relation in relations:
         if free.any():
             free &= free_cuts(relation, n, n / ranks)
-    cuts = _thinned(1 + np.flatnonzero(free), n)
+    cuts = 1 + np.flatnonzero(free)
+    if len(cuts) >= 2 * MOST_RUNS:
+        # at most a few for each of so many even parts
+        cuts = cuts[np.unique(cuts * (2 * MOST_RUNS) // n, return_index=True)[1]]
     ends = list(pairwise([0, *cuts.tolist(), n]))
     if max(b - a for a, b in ends) <= n / ranks:
         yield Partition("whole documents", n, _dealt(ends, work, ranks))
@@ -176,14 +179,6 @@ def candidates(
 def balance_of(work: np.ndarray) -> float:
     """The most work of a rank by the mean, of that of each."""
     return float(work.max() / work.mean()) if work.any() else 1.0
-
-
-def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
-    """Some of the cuts, at most a few for each of `MOST_RUNS` even parts."""
-    if len(cuts) < 2 * MOST_RUNS:
-        return cuts
-    _, first = np.unique(cuts * (2 * MOST_RUNS) // n, return_index=True)
-    return cuts.take(first)
 
 
 def _even(count: int, parts: int) -> list[tuple[int, int]]:

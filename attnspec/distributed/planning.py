@@ -36,9 +36,6 @@ ROWS, STATES, HEADS, ALL = "rows", "states", "heads", "all"
 keys; all positions of some heads to each rank; all positions of all heads to every rank."""
 
 
-Kinds = Sequence[tuple[Heads, Works]]
-"""Layers that do the same, with their works."""
-
 Links = tuple[np.ndarray, np.ndarray]
 """The bytes of each link forward, int64 [from, to]: those that come first, and those that go
 back."""
@@ -112,7 +109,6 @@ class LayerPlan:
         return (computing + travelling - both) / travelling if travelling else 1.0
 
     def to_dict(self) -> dict[str, object]:
-        """The layer's plan as plain data."""
         return {
             "layers": list(self.layers),
             "bytes": int(self.links.sum()),
@@ -194,7 +190,6 @@ class DistributedPlan:
         return printed(self.to_dict())
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as plain data."""
         return {
             "name": self.program.name,
             "devices": self.ranks,
@@ -295,7 +290,7 @@ class Planner:
         # what the queries of a graph read
         self.reading: Callable[[Relation], Reading] = cache(partial(Reading, n=n))
 
-    def kinds(self, layers: Sequence[int]) -> Kinds:
+    def kinds(self, layers: Sequence[int]) -> list[tuple[Heads, Works]]:
         """Layers that do the same, with their works; graphs are of the inputs, if given."""
         kinds: dict[tuple[tuple[Work, Heads], ...], list[int]] = {}
         for layer in layers if self.n else ():
@@ -312,7 +307,15 @@ class Planner:
         bytes that reach a rank."""
         t, whole = self.tensors, (self.tensors, self.rates)
         if all(is_graph(work) for work, _ in works):
-            rows = self.rows_or_keys(works, partition)
+            rows = self.rows(works, partition)
+            if rows.balance is not None and rows.balance > EVEN:
+                # keys alone, where work comes out so much more evenly that more bytes are worth it
+                keys = self.rows(works, partition, queries=False)
+                why = (
+                    f"keys alone, at {keys.most:,} bytes at most, balance {keys.balance:.3f}; with"
+                    f" queries {rows.most:,} and {rows.balance:.3f}"
+                )
+                rows = replace(keys, why=why) if keys.seconds < WORTH * rows.seconds else rows
             if pairs := dict.fromkeys(name for work, _ in works for name in work.changes.pairs):
                 names = ", ".join(f"`{name}`" for name in pairs)
                 why = f"keys alone for heads that read {names}, whose rows stay with their queries"
@@ -335,20 +338,15 @@ class Planner:
         plans = [LayerPlan(*whole, how, "", *x) for how, x in links.items() if x is not None]
         best = min(plans, key=lambda each: each.most)
         said = (f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best)
-        return replace(best, why="; ".join([_not_rows(works), *said]))
-
-    def rows_or_keys(self, works: Works, where: Partition) -> LayerPlan:
-        """Keys, and queries of rows that read nearly everything; or keys alone, where work comes
-        out so much more evenly that more bytes are worth it."""
-        both = self.rows(works, where)
-        if both.balance is None or both.balance <= EVEN:
-            return both
-        keys = self.rows(works, where, queries=False)
+        # why graphs do not say what travels
+        decided = [work.decided[0].name for work, _ in works if work.decided]
+        formulas = [work.mechanism.name for work, _ in works if work.mechanism is not None]
         why = (
-            f"keys alone, at {keys.most:,} bytes at most, balance {keys.balance:.3f}; with queries"
-            f" {both.most:,} and {both.balance:.3f}"
+            chosen_text(decided[0])
+            if decided
+            else f"`{formulas[0]}` is a formula of the whole sequence"
         )
-        return both if keys.seconds >= WORTH * both.seconds else replace(keys, why=why)
+        return replace(best, why="; ".join([why, *said]))
 
     def rows(self, works: Works, where: Partition, queries: bool = True) -> LayerPlan:
         """Keys and, where these may travel, queries: an exchange for each set of graphs that share
@@ -386,15 +384,6 @@ class Planner:
 def is_graph(work: Work) -> bool:
     """Whether heads read pairs that are known before a call, or that run-time inputs tell."""
     return work.mechanism is None and not work.decided
-
-
-def _not_rows(works: Works) -> str:
-    """Why graphs do not say what travels."""
-    for work, _ in works:
-        if work.decided:
-            return chosen_text(work.decided[0].name)
-    formula = next(work.mechanism for work, _ in works if work.mechanism is not None)
-    return f"`{formula.name}` is a formula of the whole sequence"
 
 
 def _by_heads(work: Work) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,17 @@ def printed(plan: Mapping[str, Any]) -> str:
     lines += [
         f"a rank receives {_bytes(min(received))} to {_bytes(max(received))} forward, the same"
         f" again backward; an all-gather of keys: {_bytes(plan['bytes_gathered'])}",
-        *_table(lengths, links),
-        *picture(links),
+        "rank   positions     received         sent    from    to",
     ]
-    return "\n".join(lines)
+    # a line for each rank, for a few of many
+    ranks = len(lengths)
+    for rank in range(ranks) if ranks <= 16 else (0, 1, 2, ranks // 2, ranks - 1):
+        got, sent = links[:, rank], links[rank]
+        lines.append(
+            f"{rank:>4}{lengths[rank]:>12,}{_bytes(int(got.sum())):>13}"
+            f"{_bytes(int(sent.sum())):>13}{int((got > 0).sum()):>8}{int((sent > 0).sum()):>6}"
+        )
+    return "\n".join([*lines, *picture(links)])
 
 
 def _layer(layer: Mapping[str, Any], link: float, speed: float) -> list[str]:
@@ -65,20 +72,6 @@ def _layer(layer: Mapping[str, Any], link: float, speed: float) -> list[str]:
         lines.append(
             f"            {layer['hidden']:.0%} of the transfer overlaps with work; in all"
             f" {_seconds(layer['seconds'])}"
-        )
-    return lines
-
-
-def _table(lengths: Sequence[int], links: np.ndarray) -> list[str]:
-    """A line for each rank, for a few of many."""
-    ranks = len(lengths)
-    shown = range(ranks) if ranks <= 16 else [0, 1, 2, ranks // 2, ranks - 1]
-    lines = ["rank   positions     received         sent    from    to"]
-    for rank in shown:
-        got, sent = links[:, rank], links[rank]
-        lines.append(
-            f"{rank:>4}{lengths[rank]:>12,}{_bytes(int(got.sum())):>13}"
-            f"{_bytes(int(sent.sum())):>13}{int((got > 0).sum()):>8}{int((sent > 0).sum()):>6}"
         )
     return lines
 

@@ -38,19 +38,6 @@ takes the rows that came, yields the results that it sends back, weighs keys tha
 results of others, and yields the outputs."""
 
 
-def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Standing | None:
-    """Where positions stand, if a score asks for them or how far apart they are, and their numbers
-    in a short sequence of n do not say it."""
-    changes = work.changes
-    if not (changes.placed or changes.inputs):
-        return None
-    moved = queries - np.arange(n - len(queries), n)
-    alike = (moved == moved[0]).all() and (keys - np.arange(len(keys)) == moved[0]).all()
-    if alike and not changes.inputs and (changes.by_distance or not moved[0]):
-        return None
-    return Standing(queries, np.pad(keys, (0, n - len(keys))), work.n_k)
-
-
 def weighing(
     work: Work,
     heads: Heads,
@@ -65,7 +52,15 @@ def weighing(
         return lambda parts, _: nothing(*parts)
     at = torch.from_numpy(keys).to(device)
     relation, n, count = gathered(work.relation, work.n_k, queries, keys)
-    standing, more = _standing(work, queries, keys, n), n - len(keys)
+    changes, more = work.changes, n - len(keys)
+    standing: Standing | None = None
+    if changes.placed or changes.inputs:
+        # a score asks for positions, or how far apart they are
+        moved = queries - np.arange(n - len(queries), n)
+        alike = (moved == moved[0]).all() and (keys - np.arange(len(keys)) == moved[0]).all()
+        # unless their numbers in the short sequence say it
+        if not alike or changes.inputs or (moved[0] and not changes.by_distance):
+            standing = Standing(queries, np.pad(keys, (0, more)), work.n_k)
     laid_out = replace(work, relation=relation, n_q=count, n_k=n, standing=standing)
     if backend != AUTO and refusal_of(backend_of(backend), laid_out, device.type) is not None:
         backend = AUTO
@@ -77,7 +72,7 @@ def weighing(
     def weigh(parts: Parts, call: Call) -> Outputs:
         q, k, v = parts
         padding = None if call.padding is None else of_keys(call.padding)
-        pairs = {x: of_keys(call.tables[x]) for x in work.changes.pairs}
+        pairs = {x: of_keys(call.tables[x]) for x in changes.pairs}
         if more:
             k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
         mine = q, k, v, replace(call, padding=padding, tables={**call.tables, **pairs})

@@ -179,11 +179,11 @@ def _require_signature(
     present = {name for name in values if any(name in s for s in signatures or ())}
     if signatures is None or any(present == set(s) for s in signatures):
         return
-    forms = [", ".join(f"{argument} = …" for argument in s) for s in signatures]
+    possible = [s for s in signatures if present and present < set(s)]
+    forms = [", ".join(f"{argument} = …" for argument in s) for s in possible or signatures]
     ways = " or ".join(f"`{node.name}({form})`" for form in forms)
-    nearest = next((s for s in signatures if present and present < set(s)), None)
-    if nearest:
-        missing = ", ".join(f"`{name}`" for name in nearest if name not in present)
+    if possible:
+        missing = ", ".join(f"`{name}`" for name in possible[0] if name not in present)
         message = f"`{node.name}` needs {missing} as well"
         scope.fail("A303", message, node.span, help=f"write {ways}")
     listed = ", ".join(f"`{name}`" for name in values) or "no arguments"

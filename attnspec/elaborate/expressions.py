@@ -35,7 +35,7 @@ T = TypeVar("T")
 _SETS = ("|", "&", "-", "~")
 _ALONE = {
     "|": "write `GRAPH + MECHANISM`: exact weights on the graph's pairs, the mechanism's elsewhere",
-    "&": "for no later keys write the statement `causal`; for padding pass `key_padding_mask`",
+    "&": "to hide later keys write the statement `causal`; to hide padding pass `key_padding_mask`",
     "+": "two mechanisms need heads of their own",
     "-": "a mechanism has no pairs that could be taken away",
 }
@@ -266,13 +266,14 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
             name = next(x.name for x in parts if isinstance(x, Mechanism))
             message = f"`{name}` is a mechanism, which is joined by `+` alone, not by `{operator}`"
             if operator == "+":
-                got = ", ".join(ARTICLES[kind] for kind in kinds)
+                *most, last = (ARTICLES[kind] for kind in kinds)
+                got = f"{', '.join(most)} and {last}"
                 message = f"`+` adds one mechanism to one graph, got {got}"
             advice = _ALONE.get(operator)
             if kinds.count("mechanism") + kinds.count("hybrid") == 1 and "graph" in kinds:
                 if "hybrid" in kinds or len(kinds) > 2:
                     shown = "|" if operator == "+" else operator
-                    advice = f"put the whole graph into parentheses, `(A {shown} B) + M`"
+                    advice = f"join graphs A and B, then add mechanism M: `(A {shown} B) + M`"
             elif "tokens" in kinds:
                 advice = "make a graph of the token set: `columns(T)`"
             scope.fail("A701", message, span, help=advice)

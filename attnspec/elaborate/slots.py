@@ -151,7 +151,9 @@ def _require_covered(
         which = [] if work.layers is None else [f"layer {ranges(layers)}"]
         which += [] if work.heads is None else [f"head {heads_text}"]
         where = f" in {', '.join(which)}" if which else ""
-        help = "add the statement `attend …`; outside of blocks it is for all heads and layers"
+        help = "add the statement `attend …`"
+        if which:
+            help += "; outside of the blocks `layer` and `head` it is for all of these"
         work.collector.add("A408", f"there is no `attend`{where}", attention.name_span, help=help)
 
 

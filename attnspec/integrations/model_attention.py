@@ -398,8 +398,9 @@ class ModelAttention:
         name, extra = self.program.name, self.program.extra_tokens
         if place is None and extra:
             raise AttnSpecError(
-                f"a registered name cannot have `extra_tokens`, and `{name}` has {extra}: if they"
-                " are tokens of the model, such as ViT's class token, use `convert(model, spec)`"
+                f"a spec with `extra_tokens` cannot be registered, and `{name}` has {extra}: remove"
+                " the statement; if the model has such tokens, as ViT has a class token, use"
+                " `convert(model, spec)`"
             )
         if (place is None or place.attention is None) and learns(self.module):
             raise AttnSpecError(

@@ -359,10 +359,9 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         if places is None or below or reach_of(value, ranges) * 2**places > most:
             longer = "convert the operands by `.long()` or `.double()`"
             longer += ", and multiply, not divide" if op == "/" else ""
-            advice = "use smaller numbers" if kind in (torch.int64, torch.float64) else longer
-            raise UntracedError(
-                f"it computes in {kind}, where its numbers may be rounded or overflow; {advice}"
-            )
+            advice = "write a formula of smaller numbers"
+            advice = advice if kind in (torch.int64, torch.float64) else longer
+            raise UntracedError(f"its numbers may be rounded or overflow in {kind}; {advice}")
 
 
 CHECKED = 65_536
@@ -799,7 +798,10 @@ def _of_head(captured: Captured, tensor: Tensor) -> Traced:
     if len(tensor) > MOST_CASES or tensor.dtype.is_complex:
         raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
     if captured.heads not in (None, len(tensor)):
-        raise UntracedError(f"it reads tables of {captured.heads} and {len(tensor)} heads at [h]")
+        raise UntracedError(
+            f"it reads tables of {captured.heads} and {len(tensor)} numbers at [h]; give each table"
+            " one for every head"
+        )
     captured.heads, head = len(tensor), Symbol("head")
     table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
     if tensor.dtype == torch.bool:

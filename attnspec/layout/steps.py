@@ -147,10 +147,10 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
         term: _best(term, n_q, n_k, orders_of(term, n_k), means).order
         for term in terms_of(relation)
     }
-    natural = tuple(term for term, order in orders.items() if order == NATURAL)
-    parts = [term for term in orders if term not in natural]
+    parts = [term for term, order in orders.items() if order != NATURAL]
     if not parts:
         return (whole,)
+    natural = tuple(term for term in orders if term not in parts)
     if natural:
         parts.append(natural[0] if len(natural) == 1 else Union(natural))
     steps: list[Banded] = []

@@ -112,10 +112,15 @@ class _Level:
 
 def classify(tiling: Tiling) -> tuple[Pairs, Pairs]:
     """The pairs of tiles that the cover calls FULL, and those undecided; raises TooFine."""
-    levels = _levels(tiling, exact=True)
-    full = [_full_tiles(each, tiling.axes) for each in levels]
-    rows, columns = (np.concatenate(side) for side in zip(*full, strict=True))
-    return (rows, columns), levels[-1].of(SOME)
+    levels, rows, columns = _levels(tiling, exact=True), [], []
+    for level in levels:
+        # the finer tiles inside its FULL pairs
+        row, begin, end = _spread(level, FULL, tiling.axes)
+        counts = end - begin
+        before = np.cumsum(counts) - counts
+        rows.append(np.repeat(row, counts))
+        columns.append(np.arange(counts.sum()) + np.repeat(begin - before, counts))
+    return (np.concatenate(rows), np.concatenate(columns)), levels[-1].of(SOME)
 
 
 @lru_cache(maxsize=256)
@@ -236,14 +241,6 @@ def _cover(tiling: Tiling, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         both = columns if len(columns) == 1 < shape[0] else columns[part]
         kinds[part] = tiling.relation.cover(q.take(rows[part]), k.take(both), tiling.n_k)
     return kinds
-
-
-def _full_tiles(above: _Level, below: tuple[Axis, Axis]) -> Pairs:
-    """The pairs of finer tiles inside the FULL pairs of a level."""
-    row, begin, end = _spread(above, FULL, below)
-    counts = end - begin
-    before = np.cumsum(counts) - counts
-    return np.repeat(row, counts), np.arange(counts.sum()) + np.repeat(begin - before, counts)
 
 
 def _finer(above: Axis, below: Axis, index: np.ndarray) -> np.ndarray:

@@ -90,10 +90,8 @@ def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
 
     Layers and heads with the same score in the same place share a table, each with its own rows.
     """
-    scores = dict.fromkeys(
-        entry for attend in program.attends for entry in enumerate(attend.scores)
-    )
-    tables = [entry for entry in scores if entry[1].name == "bias"]
+    entries = (entry for attend in program.attends for entry in enumerate(attend.scores))
+    tables = dict.fromkeys(entry for entry in entries if entry[1].name == "bias")
     return {entry: f"bias_{index}" for index, entry in enumerate(tables)}
 
 
@@ -294,7 +292,13 @@ def numbers_of(attend: Attend) -> dict[str, Scalar]:
 
 def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
     if score.name == EXPRESSION:
-        return _expression(score, at)
+        expression = dict(score.arguments)["value"]
+        try:
+            fold(expression, at.values)
+            return fold(expression, {name: x for name, x in at.values.items() if name != "head"})
+        except ScalarError as error:
+            message = f"`score` has no value at {at.shown(expression)}: {error}"
+            raise BindError(message, score.span) from None
     values: dict[str, Any] = {
         name: _number(value, at, f"{name}` of `{score.name}", score.span)
         for name, value in score.arguments
@@ -309,16 +313,6 @@ def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
             sizes = int(values["buckets"]), int(values["max_distance"])
             values["bias"] = bias(*sizes, not at.causal, table)
     return fold(NAMED[score.name], values)
-
-
-def _expression(score: Score, at: Situation) -> Scalar:
-    value = dict(score.arguments)["value"]
-    try:
-        fold(value, at.values)
-        return fold(value, {name: x for name, x in at.values.items() if name != "head"})
-    except ScalarError as error:
-        message = f"`score` has no value at {at.shown(value)}: {error}"
-        raise BindError(message, score.span) from None
 
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:

@@ -34,7 +34,7 @@ PER_HEAD = ("choices", "scores", "buckets", "pairs")
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
-    "tokens": ((torch.bool,), "bool", "[B, n_k]"),
+    "tokens": ((torch.bool,), "type bool", "[B, n_k]"),
     "ids": (INTEGERS, "an integer type", "[B, n_k]"),
     "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type", "[B, n_k]"),
     "length": (INTEGERS, "an integer type", "[B]"),
@@ -64,11 +64,13 @@ _INSTEAD = {
     "enable_gqa": "k and v may always have fewer heads than q; leave `enable_gqa` out",
     "head": "a call computes all heads, which are the axis H of q, k and v",
     "head_mask": "write what each head does in `head` blocks of the spec",
-    **dict.fromkeys(("causal", "is_causal"), _CAUSAL),
+    "causal": _CAUSAL,
+    "is_causal": _CAUSAL,
     **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
     "padding_mask": "pass `key_padding_mask`, bool, True for a real key",
     "position_ids": "keys have the positions 0 to n_k - 1, and queries the last n_q of these",
-    **dict.fromkeys(("scale", "softmax_scale"), _SCALE),
+    "scale": _SCALE,
+    "softmax_scale": _SCALE,
     "score_mod": "write the change of scores in the spec, as in `score alibi()` or `score bias()`",
 }
 """What callers know from other attentions, and where it is here."""
@@ -123,7 +125,7 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
         (batch != k.shape[0] or batch != v.shape[0], "q, k and v must have one batch size"),
         (apart, "k and v must have the same number of heads and the same length"),
         (size != k.shape[3], "q and k must have one head size"),
-        (not shared, "the heads of k and v must divide those of q"),
+        (not shared, f"the heads of {'k' if v is k else 'k and v'} must divide those of q"),
         (size == 0 or v.shape[3] == 0, "heads must have a size of at least 1"),
         (longer, "n_q must be at most n_k, since queries are the last n_q of n_k positions"),
     ):
@@ -145,8 +147,9 @@ def check_dense(*parts: Tensor) -> None:
 
 
 def shapes_of(*parts: Tensor) -> str:
-    """The shapes of q, k and v, in words."""
-    return ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", parts, strict=True))
+    """The shapes of q, k and v, in words; of q and k where the keys are the values, too."""
+    named = zip("qk" if parts[1] is parts[2] else "qkv", parts, strict=False)
+    return ", ".join(f"{name} {list(x.shape)}" for name, x in named)
 
 
 def check_strided(name: str, tensor: object) -> None:
@@ -192,15 +195,41 @@ def check_inputs(
     numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is
     about heads as it is given."""
     tensors = check_names(program, inputs)
+    (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
     checked = {}
     for entry in program.inputs:
+        _, kind, axes = KINDS[entry.kind]
         if entry.name not in tensors:
-            _, kind, axes = KINDS[entry.kind]
             raise ValueError(
                 f"`{program.name}` needs its input `{entry.name}`: pass inputs={{{entry.name!r}:"
                 f" tensor}} ({kind}, shape {axes})"
             )
-        checked[entry.name] = _input(entry, tensors[entry.name], q, k, padding)
+        name, tensor = f"the input `{entry.name}`", tensors[entry.name]
+        shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
+        if entry.kind in PER_HEAD:
+            # how many blocks, columns or rounds there must be is for what reads it to say
+            check_strided(name, tensor)
+            shape = tuple(tensor.shape)
+            sizes = {"B": batch, "H": heads, "H_kv": key_heads, "n_q": n_q, "n_k": n_k, "1": 1}
+            some = [
+                [sizes[x] for x in axis.split(" or ") if x in sizes]
+                for axis in axes[1:-1].split(", ")
+            ]
+            # of numbers of pairs a step has those of all keys
+            rows = zip(some[: 3 if entry.kind == "pairs" else 4], shape, strict=False)
+            if len(shape) != 4 or not all(size in fits or not fits for fits, size in rows):
+                said = ", ".join(f"{x} = {size}" for x, size in sizes.items() if x != "1")
+                raise ValueError(
+                    f"{name} must have the shape {axes} with {said}, got {list(shape)}"
+                )
+        check_tensor(name, tensor, entry.kind, shape, q.device)
+        if entry.kind == "length":
+            # no position lies before one below 0
+            tensor = tensor.long().clamp(min=0).view(-1, 1, 1)
+        elif entry.kind == "numbers":
+            tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
+            tensor = tensor if padding is None else without_padding(tensor, padding)
+        checked[entry.name] = tensor
     return checked
 
 
@@ -216,33 +245,6 @@ def check_names(program: Program, inputs: Inputs) -> Mapping[str, Tensor]:
             names = ", ".join(declared) or "none"
             raise ValueError(f"`{program.name}` has no input {name!r}; its inputs: {names}")
     return tensors
-
-
-def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor:
-    (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
-    shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
-    name, axes = f"the input `{entry.name}`", KINDS[entry.kind][2]
-    if entry.kind in PER_HEAD:
-        # how many blocks, columns or rounds there must be is for what reads it to say
-        check_strided(name, tensor)
-        shape = tuple(tensor.shape)
-        sizes = {"B": batch, "H": heads, "H_kv": key_heads, "n_q": n_q, "n_k": n_k, "1": 1}
-        some = [
-            [sizes[x] for x in axis.split(" or ") if x in sizes] for axis in axes[1:-1].split(", ")
-        ]
-        # of numbers of pairs a step has those of all keys
-        rows = zip(some[: 3 if entry.kind == "pairs" else 4], shape, strict=False)
-        if len(shape) != 4 or not all(size in fits or not fits for fits, size in rows):
-            said = ", ".join(f"{x} = {size}" for x, size in sizes.items() if x != "1")
-            raise ValueError(f"{name} must have the shape {axes} with {said}, got {list(shape)}")
-    check_tensor(name, tensor, entry.kind, shape, q.device)
-    if entry.kind == "length":
-        # no position lies before one below 0
-        return tensor.long().clamp(min=0).view(-1, 1, 1)
-    if entry.kind != "numbers":
-        return tensor
-    tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
-    return tensor if padding is None else without_padding(tensor, padding)
 
 
 def without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
@@ -263,10 +265,10 @@ def along_keys(
     def changed(entry: Input, x: Tensor, axis: int) -> Tensor:
         return x if entry.kind in OF_QUERIES else change(x, axis)
 
-    (q, k, v), padding = parts, call.padding
+    q, k, v = parts
     tables = {**call.tables, **{x: change(call.tables[x], 4) for x in pair_inputs(program)}}
     data = along_positions(program, call.data, changed)
-    padding = None if padding is None else change(padding, 1)
+    padding = None if call.padding is None else change(call.padding, 1)
     call = replace(call, padding=padding, tables=tables, data=data)
     return (q, change(k, 2), change(v, 2)), call
 
@@ -404,7 +406,7 @@ def check_tensor(
     check_strided(name, tensor)
     types, words, _ = KINDS[kind]
     if tensor.dtype not in types:
-        raise TypeError(f"{name} must be {words}, got {tensor.dtype}")
+        raise TypeError(f"{name} must be of {words}, got {tensor.dtype}")
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}")
     if device is not None and tensor.device != device:

@@ -94,11 +94,12 @@ class SelfAttention(nn.Module):
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
         self.mixing = mechanism.name if program.heads is None and mechanism is not None else ""
-        theirs = {} if shared is None else learned_parts(shared.attention.program)
-        for entry, name in learned_parts(program).items():
-            if shared is not None and entry[1].layers and entry in theirs:
-                parameter = shared.attention.get_parameter(theirs[entry])
-                self.attention.register_parameter(name, parameter)
+        if shared is not None:
+            theirs = learned_parts(shared.attention.program)
+            for entry, name in learned_parts(program).items():
+                if entry[1].layers and entry in theirs:
+                    parameter = shared.attention.get_parameter(theirs[entry])
+                    self.attention.register_parameter(name, parameter)
         self.read = _read_by(program)
         key_heads = self.num_heads if num_kv_heads is None else num_kv_heads
         self.num_kv_heads, self.rotary = length_of(key_heads, "num_kv_heads", 1), rotary
@@ -312,7 +313,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._qkv_same_embed_dim = False
         self.attention = attention.to(device=device, dtype=dtype)
         self.layer, self._drawn_as, self.shared = checked, drawn_as, shared
-        self.one_sequence = _why_one_sequence(attention.program)
+        self.one_sequence, program = "", attention.program
+        placed = any(x.name != "softcap" for each in program.attends for x in each.scores)
+        some = any(each.mechanism or each.graph != Leaf("full", ()) for each in program.attends)
+        # where every pair is read with scores that read no positions, queries may be any
+        if not program.cross and (program.causal or some or placed):
+            self.one_sequence = (
+                f"`{program.name}` is for one sequence, and query and key are different tensors:"
+                " pass the same tensor for both (a view is fine, a copy is not), or for two"
+                " sequences write `cross` in the spec"
+            )
 
     def _reset_parameters(self) -> None:
         # which weights there are says it, whatever fast paths are told
@@ -541,20 +551,6 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
             f"`{program.name}` has extra tokens, for which torch's class has no parameters: use"
             " `attnspec.SelfAttention`"
         )
-
-
-def _why_one_sequence(program: Program) -> str:
-    """Why the queries must be of the keys' own sequence; "" where the spec says `cross`, or every
-    pair is read with scores that read no positions."""
-    placed = any(x.name != "softcap" for each in program.attends for x in each.scores)
-    some = any(each.mechanism or each.graph != Leaf("full", ()) for each in program.attends)
-    if program.cross or not (program.causal or some or placed):
-        return ""
-    return (
-        f"`{program.name}` is for one sequence, and query and key are different tensors: pass the"
-        " same tensor for both (a view is fine, a copy is not), or for two sequences write `cross`"
-        " in the spec"
-    )
 
 
 def _core(

@@ -448,11 +448,9 @@ class CompiledAttention(nn.Module):
                     )
 
     def learned(self, name: str) -> Tensor:
-        """A parameter, or a buffer, by its name."""
         return cast(Tensor, getattr(self, name))
 
     def _waiting(self) -> list[str]:
-        """The names of what has no shape yet."""
         return [name for name in self.engine.own if is_lazy(self.learned(name))]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:

@@ -74,7 +74,6 @@ class Given(NamedTuple):
 
     @property
     def engine(self) -> Engine:
-        """What computes the program."""
         from attnspec.runtime.engine import engine_of
 
         return engine_of(self.program)
@@ -198,7 +197,7 @@ torch.library.register_fake("attnspec::attention", _shapes, lib=_LIBRARY)
 torch.library.register_fake("attnspec::attention_backward", _shapes_backward, lib=_LIBRARY)
 
 
-def _operations(backward: bool, *given: Any, out_shape: object = None, **_: object) -> int:
+def _operations(backward: bool, *given: Any, **_: object) -> int:
     """The operations of a call whose tensors are their shapes, as the analysis counts them; heads
     that have values of another size count as the larger."""
     from attnspec.analysis.cost.cost import operations_of

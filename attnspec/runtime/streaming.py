@@ -18,7 +18,6 @@ from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
-from attnspec.lower.lower import Binder
 from attnspec.lower.work import Heads, Kernel, Streamable, Work, Works
 from attnspec.runtime.engine import Engine, Prepared
 from attnspec.text.diagnostics import ranges
@@ -75,13 +74,12 @@ class StreamState:
 
     def selected(self, samples: Tensor) -> StreamState:
         """The state of some samples, int64 [B'], in any order, as a search with beams has them."""
-        batch = self.samples
 
         def chosen(x: Tensor) -> Tensor:
             # of each sample one row or more, one after the other; or what serves all
-            if len(x) == 1 < batch:
+            if len(x) == 1 < self.samples:
                 return x
-            rows = torch.unflatten(x, 0, (batch, -1))
+            rows = torch.unflatten(x, 0, (self.samples, -1))
             return rows.index_select(0, samples.to(x.device)).flatten(0, 1)
 
         shapes = tuple((len(samples), *shape[1:]) for shape in self.tensors[0])
@@ -97,7 +95,6 @@ class StreamState:
 
     @property
     def samples(self) -> int:
-        """How many samples it is of."""
         return self.tensors[0][0][0]
 
     def kept(self) -> list[Tensor]:
@@ -120,15 +117,7 @@ def streamed(
 ) -> tuple[Works, Prepared]:
     """What groups of heads compute at every length and what goes on with them, nothing where each
     step is a call with all keys; ValueError where no step can be taken."""
-    works, place = _steady(engine.binder, layer, heads), torch.device(device)
-    if any(work.decided or work.changes.inputs for work, _ in works):
-        return works, Prepared()
-    kernels = [(_kernel(engine, layer, *each, place, keep_all), *each) for each in works]
-    return works, engine.together(kernels, heads, keys, place)
-
-
-def _steady(binder: Binder, layer: int, heads: int) -> Works:
-    program, name = binder.program, binder.program.name
+    program, name, place = engine.program, engine.program.name, torch.device(device)
     if program.cross:
         raise ValueError(
             f"`step` is for one growing sequence, and `{name}` has `cross`: call the module with"
@@ -146,7 +135,7 @@ def _steady(binder: Binder, layer: int, heads: int) -> Works:
         )
     if (fault := unsteady_layer(program, layer, heads)) is not None:
         raise ValueError(must_be_stable(name, fault))
-    works = binder.works(layer, heads, 1, 1)
+    works = engine.binder.works(layer, heads, 1, 1)
     lengths = {entry.name for entry in program.inputs if entry.kind == "length"}
     for work, _ in works:
         for length in lengths.intersection(work.reads):
@@ -159,7 +148,10 @@ def _steady(binder: Binder, layer: int, heads: int) -> Works:
                 f"`step` cannot run `{work.decided[0].name}` added to a mechanism: remove the"
                 " mechanism, or call the module with the last queries and all keys"
             )
-    return works
+    if any(work.decided or work.changes.inputs for work, _ in works):
+        return works, Prepared()
+    kernels = [(_kernel(engine, layer, *each, place, keep_all), *each) for each in works]
+    return works, engine.together(kernels, heads, keys, place)
 
 
 _EVERY = 1 << 60

@@ -32,15 +32,13 @@ class Alone(CompiledAttention):
         graphs = all(attend.mechanism is None for attend in program.attends)
         backend = Dense.name if graphs else FactoredBackend.name
         super().__init__(plan_data(program, backend), SIZE)
-        sized = "head_size" in inspect.signature(kind).parameters
-        alone = kind(SIZE) if sized else kind()
+        alone = kind(SIZE) if "head_size" in inspect.signature(kind).parameters else kind()
         for name, parameter in self.named_parameters():
             alone.register_parameter(name, parameter)
         # not a module of this one, whose parameters would be there twice
         self.alone = (alone,)
 
     def forward(self, *tensors: Tensor, **options: Any) -> Tensor:
-        """A call of the other one."""
         out: Tensor = self.alone[0](*tensors, **options)
         return out
 

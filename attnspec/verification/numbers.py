@@ -49,7 +49,6 @@ def moderate(works: Works, heads: int) -> Tensor:
 
 
 def _power(x: float) -> float:
-    """The power of 2 below a number."""
     return float(2.0 ** math.floor(math.log2(x)))
 
 
@@ -61,15 +60,3 @@ def error_bound(exact: Tensor, dense: Tensor, dtype: torch.dtype, largest: float
     """
     error = (dense - exact).abs().max().item() if exact.numel() else 0.0
     return SLACK * error + ROUNDINGS * torch.finfo(dtype).eps * largest
-
-
-def row_fault(name: str, found: Tensor, exact: Tensor, bound: float) -> tuple[int, str] | None:
-    """The first row that errs more than is allowed, and what is wrong with it."""
-    errors = (found.double() - exact).abs()
-    # a comparison that NaN fails as well
-    wrong = ~(errors <= bound)
-    if not wrong.any():
-        return None
-    row = int(wrong.nonzero()[0, 0])
-    error = errors[row].max().item()
-    return row, f"the {name} errs by {error:.3g} in row {row}, and {bound:.3g} is allowed"

@@ -67,7 +67,12 @@ class Verification:
             heads = "every head" if check.heads is None else f"head {ranges(check.heads)}"
             place = f"layer {ranges(check.layers)}, {heads}, {check.backend}"
             word = "ok  " if check.fault is None else "FAIL"
-            lines.append(f"{word}  {place}: {check.what}{_some(check, asked)}")
+            # of which queries it speaks, where it is not all of them
+            last = "" if check.asked == asked else "the last "
+            some = f", at {last}{check.asked:,} queries" if last else ""
+            if check.queries < check.asked:
+                some = f", at {check.queries:,} of {last}{check.asked:,} queries"
+            lines.append(f"{word}  {place}: {check.what}{some}")
             if check.fault is not None:
                 lines.append(f"      {check.fault}")
         lines.extend(f"not examined: {what}" for what in self.skipped)
@@ -75,7 +80,6 @@ class Verification:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """The checks as plain data."""
         return {
             "ok": self.ok,
             **{
@@ -85,11 +89,3 @@ class Verification:
             },
             "refused": [{"backend": name, "reason": why} for name, why in self.refused],
         }
-
-
-def _some(check: Check, n: int) -> str:
-    """Of which queries a check speaks, where it is not all of them."""
-    last = "" if check.asked == n else "the last "
-    if check.queries < check.asked:
-        return f", at {check.queries:,} of {last}{check.asked:,} queries"
-    return f", at {last}{check.asked:,} queries" if last else ""

@@ -73,6 +73,6 @@ def sample_rows(count: int, most: int, first: int = 0) -> np.ndarray:
     ones. All of them where they are few."""
     if count <= 2 * most:
         return np.arange(first, first + count)
-    ends = [0, count - 1, count // 2, 1, count - 2]
-    chosen = [*ends, *torch.randperm(count)[: 2 * most].tolist()]
-    return first + np.array(sorted(list(dict.fromkeys(chosen))[:most]))
+    drawn = torch.randperm(count)[: 2 * most].tolist()
+    chosen = dict.fromkeys([0, count - 1, count // 2, 1, count - 2, *drawn])
+    return first + np.array(sorted(list(chosen)[:most]))

@@ -39,7 +39,6 @@ from attnspec.verification.numbers import (
     SMALLEST,
     error_bound,
     moderate,
-    row_fault,
 )
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
@@ -99,7 +98,6 @@ class Meaning:
 
     @property
     def formula(self) -> bool:
-        """Whether heads have a mechanism."""
         return self.work.mechanism is not None
 
     @cached_property
@@ -132,7 +130,7 @@ class Meaning:
                 weights = self.weights(head, at, each, steady)
                 yield (head, at), weights @ v[: weights.shape[1]]
             else:
-                q, k, tables = self._alone(head, each)
+                q, k, tables = self.alone(head, each)
                 out = defined(self.work, head, q, k, v[: len(k)], tables)
                 yield (head, at), out[self.trial.at[at]]
 
@@ -140,7 +138,7 @@ class Meaning:
         """The weights [rows, n] of a head and examined queries."""
         places = self.trial.at[at]
         if self.formula:
-            alone = self._alone(head, numbers)
+            alone = self.alone(head, numbers)
             return weights_of(self.work, head, *alone, steady=steady)[places]
         q, k = numbers["q"][head][places], numbers["k"][head]
         scores = (q * scale_of(self.work, q.shape[1])) @ k.T
@@ -157,24 +155,13 @@ class Meaning:
         read = inputs_read(self.work, trial.call, trial.n_q, places, 1)
         return {"q": (places + trial.first)[:, None], "k": torch.arange(trial.n), **read}
 
-    def _alone(self, head: int, numbers: Numbers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def alone(self, head: int, numbers: Numbers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The queries and keys of a head, and what it has learned and its scores read."""
         q, k = numbers["q"][head], numbers["k"][head][: self.trial.keys]
         tables = {name: x[0] for name, x in self.learned_by([head], numbers).items()}
         if self.work.changes.inputs:
             tables |= self._symbols(torch.arange(len(q)))
         return q, k, tables
-
-    def largest(self, head: int, numbers: Numbers, size: float) -> float:
-        """The largest number that stands in what a head computes, of which the outputs and
-        gradients have the size: weights of a mechanism, some negative, may cancel."""
-        if not self.formula:
-            return size
-        most = 1.0
-        if self.weighs:
-            sizes = weights_of(self.work, head, *self._alone(head, numbers), sized=True)
-            most = max(most, sizes.abs().sum(-1).max().item())
-        return most * max(size, most)
 
 
 def results(meanings: Sequence[Meaning], numbers: Numbers) -> tuple[Numbers, tuple[float, ...]]:
@@ -193,9 +180,15 @@ def results(meanings: Sequence[Meaning], numbers: Numbers) -> tuple[Numbers, tup
     sizes = [x.abs().flatten(1).amax(1) for x in every if x[0].numel()]
     largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(every[0])
     with torch.no_grad():
-        for meaning in meanings:
+        for meaning in (each for each in meanings if each.formula):
             for head in meaning.heads:
-                largest[head] = meaning.largest(head, numbers, largest[head])
+                most = 1.0
+                if meaning.weighs:
+                    # weights of a mechanism, some negative, may cancel
+                    alone = meaning.alone(head, numbers)
+                    weights = weights_of(meaning.work, head, *alone, sized=True)
+                    most = max(most, weights.abs().sum(-1).max().item())
+                largest[head] = most * max(largest[head], most)
     return plain, tuple(largest)
 
 
@@ -244,9 +237,14 @@ def numbers_fault(
         bound = ROUNDINGS * EXACT * max(1.0, size)
         if rough is not None:
             bound = error_bound(right, base.double(), torch.float32, size)
-        fault = row_fault(name, mine, right, bound)
-        if fault is not None:
-            return head, fault[0] if name == "output" else None, fault[1]
+        errors = (mine.double() - right).abs()
+        # a comparison that NaN fails as well
+        wrong = ~(errors <= bound)
+        if wrong.any():
+            row = int(wrong.nonzero()[0, 0])
+            error = errors[row].max().item()
+            fault = f"the {name} errs by {error:.3g} in row {row}, and {bound:.3g} is allowed"
+            return head, row if name == "output" else None, fault
     return meaning.heads[0], None, None
 
 
@@ -272,7 +270,6 @@ class Trial:
 
     @property
     def first(self) -> int:
-        """The position of the first query."""
         return self.n - self.n_q
 
     @property
@@ -342,8 +339,9 @@ class Trial:
             learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
             # comparing both shows faults of what stands in the place of single functions alone
             shared = isinstance(kernel, MatrixKernel)
-            means = resolved, heads, name, seconds, learned, tables, place, shared
-            parts.append(Meaning(self, *means))
+            parts.append(
+                Meaning(self, resolved, heads, name, seconds, learned, tables, place, shared)
+            )
         return parts
 
     def check(
@@ -363,12 +361,27 @@ class Trial:
         which nothing but roundings may differ, and in float32. Of `pairs` the last is left out, and
         of `values` all but the last."""
         if self.depth != "values":
-            yield from self._table_checks()
+            few = sample_rows(self.n_q, LIMITS.queries_sampled, self.first)
+            for part in self.parts:
+                if part.tables is not None:
+                    where = part.place, self.n_q, part.work.relation, self.n, few
+                    queries, fault = tables_fault(part.tables, *where)
+                    what = "each pair lies once in its tables, no other pair"
+                    yield self.check(part, what, fault, queries)
+                    if queries < self.n_q:
+                        self.skipped.append("the pairs that tables hold of other queries")
         kinds = _KINDS.get(self.depth, (torch.float64, torch.float32))
         meanings = self._meanings() if self._runs() else []
         if not meanings:
             return
-        drawn = self._drawn(meanings)
+        # random q, k and v, and the gradient of the outputs that are examined
+        of_q, of_k = moderate([(each.work, each.heads) for each in meanings], self.heads)
+        q, k, v = self.drawn(self.n_q) * of_q, self.drawn(self.n) * of_k, self.drawn(self.n)
+        some = [head for each in meanings for head in each.heads]
+        grad = torch.zeros(self.heads, len(self.rows), SIZE, dtype=q.dtype)
+        grad[some] = self.drawn(len(self.rows))[some]
+        learned = {name: x.detach().double() for name, x in self.module.named_parameters()}
+        drawn = {"output": grad, "q": q, "k": k, "v": v, **learned}
         exact, sizes = self._meant(meanings, drawn)
         for head, row, _ in (~exact["output"].isfinite()).nonzero()[:1].tolist():
             raise AttnSpecError(
@@ -440,17 +453,6 @@ class Trial:
         self.skipped.append(reason)
         return False
 
-    def _table_checks(self) -> Iterator[Check]:
-        few = sample_rows(self.n_q, LIMITS.queries_sampled, self.first)
-        for part in self.parts:
-            if part.tables is not None:
-                where = part.place, self.n_q, part.work.relation, self.n, few
-                queries, fault = tables_fault(part.tables, *where)
-                what = "each pair lies once in its tables, no other pair"
-                yield self.check(part, what, fault, queries)
-                if queries < self.n_q:
-                    self.skipped.append("the pairs that tables hold of other queries")
-
     # --- numbers ---------------------------------------------------------------------------------
 
     def _meanings(self) -> list[Meaning]:
@@ -472,16 +474,6 @@ class Trial:
         """Random rows of all heads, float64 [heads, length, SIZE]."""
         return torch.randn(self.heads, length, SIZE, dtype=torch.float64)
 
-    def _drawn(self, meanings: Sequence[Meaning]) -> Numbers:
-        """Random q, k and v, and the gradient of the outputs that are examined."""
-        of_q, of_k = moderate([(each.work, each.heads) for each in meanings], self.heads)
-        q, k, v = self.drawn(self.n_q) * of_q, self.drawn(self.n) * of_k, self.drawn(self.n)
-        some = [head for each in meanings for head in each.heads]
-        grad = torch.zeros(self.heads, len(self.rows), SIZE, dtype=q.dtype)
-        grad[some] = self.drawn(len(self.rows))[some]
-        learned = {name: x.detach().double() for name, x in self.module.named_parameters()}
-        return {"output": grad, "q": q, "k": k, "v": v, **learned}
-
     def _meant(
         self, meanings: Sequence[Meaning], numbers: Numbers
     ) -> tuple[Numbers, tuple[float, ...]]:
@@ -496,8 +488,7 @@ class Trial:
 
     def called(self, module: CompiledAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The outputs [H, n_q, d] of a module."""
-        keys = slice(self.keys)
-        parts = q[None], k[None, :, keys], v[None, :, keys]
+        parts = q[None], k[None, :, : self.keys], v[None, :, : self.keys]
         out: Tensor = module(*parts, layer=self.layers[-1], inputs=self.data)
         return out[0]
 

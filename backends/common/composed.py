@@ -140,56 +140,59 @@ class ComposedTables(ByKeyHead):
 
     def __init__(self, work: Work, heads: Heads, device: torch.device, tables: Tables) -> None:
         self.work, self.tables = work, tables
-        merging = work.normalize in MERGED
-        self.formula = Formula(
-            replace(work, normalize="softmax") if merging else work, heads, device
-        )
+        plain = replace(work, normalize="softmax") if work.normalize in MERGED else work
+        self.formula = Formula(plain, heads, device)
         self.positions = [torch.from_numpy(at).to(device) for at in work.positions]
         # where no query has a key, a block without keys says so in a way that can be differentiated
         none = Batch(np.arange(tables.n_q)[None], np.zeros((1, 0), np.int64), None)
-        steps = tables.steps or ((none,),)
-        self.steps = [ComposedStep(step, tables.n_q, device) for step in steps]
+        self.steps = [ComposedStep(step, tables.n_q, device) for step in tables.steps or ((none,),)]
 
     def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""
-        if not self._fuses(q, k, v):
+        kind, unasked = q.dtype, unseen(q, k, v)
+        one = self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]
+        # torch's own attention has no second derivative on the CPU
+        if not one or is_transformed() or not (unasked or not q.is_cpu):
             return self.composed(q, k, v, call)[0]
-        kind = q.dtype
-        if not unseen(q, k, v):
+        if not unasked:
             # gradients of what several pieces read add up in float32
             q, k, v = widened(q), widened(k), widened(v)
-        outs = []
+        outs, scale = [], scale_of(self.work, q.shape[-1])
         for piece in self.steps[0].pieces(q):
-            rows, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
-            outs.append(self._sdpa(rows.to(kind), keys.to(kind), values.to(kind), piece, call))
+            rows = piece.of_queries(q).to(kind).transpose(2, 3)
+            keys, values = (piece.of_keys(x).to(kind).flatten(0, 1) for x in (k, v))
+            mask, shape = self.blocks(piece, call).mask, rows.shape[:-1]
+            if mask is not None:
+                # under padding [B, 1, 1, G, h or 1, w]
+                every = mask.dim() == 3
+                mask = mask[None] if every else mask.repeat_interleave(k.shape[1], 0)[:, 0, 0]
+                mask = mask.repeat(1, 1, shape[3] if mask.shape[2] > 1 else 1, 1)
+            rows = rows.flatten(3, 4).flatten(0, 1)[:, :, None]
+            out = fused(rows, keys, values, mask, scale, call.dropout_p)
+            if mask is not None:
+                out = out.masked_fill(~mask.any(-1, keepdim=True)[:, :, None], 0.0)
+            outs.append(out.view(*shape, v.shape[-1]).transpose(2, 3))
         return self.steps[0].ordered(outs)
-
-    def _fuses(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether torch's own attention does, which on the CPU has no second derivative."""
-        one = self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]
-        return bool(one) and not is_transformed() and (unseen(q, k, v) or not q.is_cpu)
 
     def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
         kind = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
-        parts = [self._step(step, q, k, v, call) for step in self.steps]
+        parts = (self._step(step, q, k, v, call) for step in self.steps)
         out, lse = reduce(merged, parts)  # type: ignore[arg-type]
         if self.work.normalize == "softmax1" and lse is not None:
             out, lse = with_zero((out, lse))
         return out.to(kind), lse
 
     def _step(self, step: ComposedStep, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
-        outs, sums = [], []
+        found = []
         for piece in step.pieces(q):
             left = kept(call, q.shape[:3], piece.queries, piece.keys)
             blocks = replace(self.blocks(piece, call), kept=left)
             parts = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
-            out, lse = self.formula.partial(*parts, blocks, call)
-            outs.append(out)
-            if lse is not None:
-                sums.append(lse)
-        return step.ordered(outs), step.ordered(sums, -torch.inf) if sums else None
+            found.append(self.formula.partial(*parts, blocks, call))
+        outs, sums = zip(*found, strict=True)
+        return step.ordered(outs), None if sums[0] is None else step.ordered(sums, -torch.inf)
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The mask of a piece, and what its scores read."""
@@ -201,19 +204,3 @@ class ComposedTables(ByKeyHead):
             real = call.padding[:, piece.keys][:, None, None, :, None]
             mask = real if mask is None else mask & real
         return Blocks(mask, symbols=symbols)
-
-    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, piece: Piece, call: Call) -> Tensor:
-        batch, keys, repeat, blocks, height, size = q.shape
-        mask = self.blocks(piece, call).mask
-        if mask is not None:
-            # under padding [B, 1, 1, G, h or 1, w]
-            every = mask.dim() == 3
-            mask = mask[None] if every else mask.repeat_interleave(keys, 0)[:, 0, 0]
-            mask = mask.repeat(1, 1, repeat if mask.shape[2] > 1 else 1, 1)
-        rows = q.transpose(2, 3).reshape(batch * keys, blocks, 1, repeat * height, size)
-        scale = scale_of(self.work, size)
-        output = fused(rows, k.flatten(0, 1), v.flatten(0, 1), mask, scale, call.dropout_p)
-        if mask is not None:
-            output = output.masked_fill(~mask.any(-1, keepdim=True)[:, :, None], 0.0)
-        output = output.view(batch, keys, blocks, repeat, height, v.shape[-1])
-        return output.transpose(2, 3)

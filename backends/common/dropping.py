@@ -10,7 +10,6 @@ the upper 31 bits of the first word are below p 2^31; the others are divided by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,13 +19,6 @@ from attnspec.lower.work import Call
 
 BITS = 31
 """Of a word that are compared."""
-
-
-def with_seed(call: Call, device: torch.device) -> Call:
-    """The call, with a seed int64 [1] from torch's generator if weights are dropped by one."""
-    if not call.dropout_p or call.seed is not None:
-        return call
-    return replace(call, seed=torch.randint(1 << 62, (1,), device=device))
 
 
 def least_of(p: float) -> int:

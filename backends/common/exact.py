@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.merging import LOWEST, Outputs, Partial, with_zero
 from attnspec.backends.common.score_formula import scale_of, widened
 from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
@@ -57,12 +56,12 @@ class ByKeyHead:
         return self.composed(q, k, v, call)[0]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
+        return self.traced(grouped(q, k), k, v, call).flatten(1, 2)
 
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
         out, lse = self.composed(grouped(q, k), k, v, call)
-        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
+        return out.flatten(1, 2), None if lse is None else lse.flatten(1, 2)
 
 
 class SoftmaxKernel(ByKeyHead):
@@ -145,8 +144,8 @@ class SoftmaxKernel(ByKeyHead):
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             q, k, v = rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
-        if call.dropout_p:
-            call = with_seed(call, q.device)
+        if call.dropout_p and call.seed is None:
+            call = replace(call, seed=torch.randint(1 << 62, (1,), device=q.device))
         tensors = q, k, v, *call.tables.values()
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             out, lse = _Differentiable.apply(self, call, size, *tensors)  # type: ignore[no-untyped-call]
@@ -241,8 +240,9 @@ def fused(
     if few and mask is not None and mask.shape[2] > 1:
         mask = mask.repeat(1, 1, q.shape[2], 1)
     rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
-    more = {"dropout_p": dropout_p, "is_causal": causal, "enable_gqa": gqa}
-    out = torch_attention(rows, k, v, mask, scale, **more)
+    out = torch_attention(
+        rows, k, v, mask, scale, dropout_p=dropout_p, is_causal=causal, enable_gqa=gqa
+    )
     return out.view(*q.shape[:-1], v.shape[-1])
 
 
@@ -268,8 +268,7 @@ def laid_out(x: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 def grouped(x: Tensor, k: Tensor) -> Tensor:
     """What belongs to query heads, [B, H, n_q, …], by key head: [B, K, R, n_q, …]."""
-    keys = k.shape[1]
-    return x.reshape(x.shape[0], keys, x.shape[1] // keys, *x.shape[2:])
+    return torch.unflatten(x, 1, (k.shape[1], -1))
 
 
 def in_rows(x: Tensor) -> Tensor:

@@ -166,17 +166,17 @@ class KeyStream:
         though it reads few."""
         if q.shape[2] <= LIMITS.stream:
             return self.advanced(q, k, v, call, state, with_lse)
-        outs, sums = [], []
+        found = []
         for low in range(0, q.shape[2], LIMITS.stream):
             at = slice(low, low + LIMITS.stream)
             padding = None if call.padding is None else call.padding[:, at]
             data = {name: values[:, at] for name, values in call.data.items()}
             here = replace(call, padding=padding, data=data)
             parts = q[:, :, at], k[:, :, at], v[:, :, at]
-            (out, lse), state = self.advanced(*parts, here, state, with_lse)
-            outs.append(out)
-            sums += [] if lse is None else [lse]
-        return (torch.cat(outs, 2), torch.cat(sums, 2) if sums else None), state
+            outputs, state = self.advanced(*parts, here, state, with_lse)
+            found.append(outputs)
+        outs, sums = zip(*found, strict=True)
+        return (torch.cat(outs, 2), None if sums[0] is None else torch.cat(sums, 2)), state
 
     advanced: ClassVar[Callable[..., tuple[Outputs, object]]]
     """A step of few positions."""
@@ -248,8 +248,7 @@ class GraphStream(KeyStream):
             out, lse = fused(queries, keys, values, mask, scale), None
         else:
             out, lse = formula.of_block(queries, keys, values, blocks, call)
-        out = out.reshape(*q.shape[:3], v.shape[-1])
-        return (out, None if lse is None else lse.flatten(1, 2)), after
+        return (out.flatten(1, 2), None if lse is None else lse.flatten(1, 2)), after
 
     def _ring(self, before: KeyCache | None, k: Tensor, v: Tensor) -> KeyCache | None:
         """What is kept, where the next position may be written into it."""

@@ -14,7 +14,7 @@ from attnspec.graphs.gathered import Gathered
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.same import Same
-from attnspec.graphs.relation import Elementwise, Relation, takes_tensors
+from attnspec.graphs.relation import Elementwise, Relation
 from attnspec.graphs.token_sets import StandIn, reads_data
 
 ALL, NONE = Full(), Complement(Full())
@@ -104,12 +104,6 @@ def reading_of(relation: Relation) -> Reading:
     conditions = tuple(_condition(term, (), parts) for term in read)
     static = joined(Intersection, (term for term in terms if term not in read), ALL)
     return Reading(static, joined(Intersection, conditions, None), tuple(parts))
-
-
-def is_askable(relation: Relation) -> bool:
-    """Whether the condition of a graph is answered for tensors of positions."""
-    condition = reading_of(relation).condition
-    return condition is None or takes_tensors(condition)
 
 
 def _condition(term: Relation, around: tuple[Moved, ...], parts: list[Relation]) -> Relation:

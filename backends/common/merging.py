@@ -29,6 +29,11 @@ def wide_type(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
+def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Tensors one after the other along an axis."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+
+
 def in_one_frame(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The largest of logarithms along an axis, which stays with size 1, a constant; and exp of all
     in that frame, 0 for those that are -inf."""

@@ -73,18 +73,16 @@ class Formula:
     def partial(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, call: Call) -> Outputs:
         """The output blocks and their log-sum-exps [B, K, R, G, h] in float32 at least, -inf where
         a query has no key; None for weights that are not softmax."""
-        batch, keys, repeat, groups, rows, _ = q.shape
-        dtype = q.dtype
+        rows, dtype = (q.shape[2], q.shape[4]), q.dtype
         q, k, v = widened(q), widened(k), widened(v)
         if self.work.unit_keys:
             k = unit(k)
         # the query heads of one key head are more rows of one product, so that keys are not copied
-        q = q.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, q.shape[-1])
+        q = q.transpose(2, 3).flatten(3, 4)
         scores = (q * scale_of(self.work, q.shape[-1])) @ k.transpose(-1, -2)
-        scores = scores.view(batch, keys, groups, repeat, rows, k.shape[-2]).transpose(2, 3)
+        scores = torch.unflatten(scores, 3, rows).transpose(2, 3)
         weights, lse = self.weights(scores, blocks, call)
-        weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
-        out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
+        out = torch.unflatten(weights.transpose(2, 3).flatten(3, 4) @ v, 3, rows)
         return out.transpose(2, 3).to(dtype), lse
 
     def weights(self, scores: Tensor, blocks: Blocks, call: Call) -> Outputs:

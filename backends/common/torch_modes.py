@@ -198,6 +198,5 @@ def gradients_of(
     if not pairs or not wanted:
         return [None] * len(asks)
     made, above = zip(*pairs, strict=True)
-    found = torch.autograd.grad(made, wanted, above, create_graph=again, allow_unused=True)
-    shares = iter(found)
+    shares = iter(torch.autograd.grad(made, wanted, above, create_graph=again, allow_unused=True))
     return [next(shares) if ask else None for ask in asks]

@@ -72,6 +72,8 @@ class Rows:
 
     def in_slots(self, k: Tensor) -> Tensor:
         """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
+        if self.given.padding is None and self.slots == k.shape[2]:
+            return k
         at = self.at.clamp_max(self.given.n_k - 1)
         k = k.take_along_dim(at[:, None, :, None], 2)
         return k.masked_fill(~self.seen[:, None, :, None], 0.0)
@@ -96,8 +98,10 @@ class Rows:
     def mean_query(self, part: Part) -> Tensor:
         """The mean of the real queries of rows, float32 [B, H, rows, d]."""
         q = self.given.q
-        if self.queries == 1 and self.given.padding is None:
-            return q[:, :, part.index].float()
+        stop = part.index.stop * self.queries
+        if self.given.padding is None and self.given.first_query == 0 and stop <= q.shape[2]:
+            rows = q[:, :, part.index.start * self.queries : stop].float()
+            return torch.unflatten(rows, 2, (-1, self.queries)).mean(3)
         at = part.q_at - self.given.first_query
         rows = q.take_along_dim(at.flatten(1)[:, None, :, None], 2).float()
         rows = torch.unflatten(rows, 2, at.shape[1:])

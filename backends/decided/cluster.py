@@ -161,7 +161,12 @@ def decide(leaf: Cluster, given: Given) -> Choice:
         labels = kmeans(Points(given.q, q_real), count, leaf, given.heads)
         return QueryClusters(labels, count, given.n_k)
     if leaf.assign == "balanced":
-        return _balanced(given, q_real)
+        # each centroid takes its nearest queries and its nearest keys, as many of each
+        centroids = unit(given.tables["centroids"].float())
+        width = -(-given.n_k // centroids.shape[1])
+        q = _taken(Points(given.q, q_real), centroids, width)
+        k = _taken(Points(given.keys_by_head, given.real), centroids, width)
+        return _by_labels(q.transpose(2, 3), k.transpose(2, 3))
     labels = kmeans(Points.of_both(given), count, leaf, given.heads)[:, :, None]
     return _by_labels(labels[..., : given.n_q], labels[..., given.n_q :])
 
@@ -174,15 +179,6 @@ def _by_labels(q: Tensor, k: Tensor) -> CodeChoice:
     if len(ways) == 1:
         named = {name: x[..., 0] for name, x in named.items()}
     return CodeChoice.of(q, k, ways, named)
-
-
-def _balanced(given: Given, q_real: Tensor) -> Choice:
-    """Each centroid takes its nearest queries and its nearest keys, as many of each."""
-    centroids = unit(given.tables["centroids"].float())
-    width = -(-given.n_k // centroids.shape[1])
-    q = _taken(Points(given.q, q_real), centroids, width)
-    k = _taken(Points(given.keys_by_head, given.real), centroids, width)
-    return _by_labels(q.transpose(2, 3), k.transpose(2, 3))
 
 
 def _taken(points: Points, centroids: Tensor, width: int) -> Tensor:

@@ -168,14 +168,14 @@ def buckets_of(leaf: Lsh, x: Tensor, heads: tuple[int, ...], count: int) -> Tens
             # forward mode takes no `out`
             y = torch.mm(sides, rows.T, out=None if is_transformed() else y)
             y = y.view(*some.shape[:2], -1)
-            mine = _side(y) if leaf.hash == "hyperplanes" else farthest(y)
+            if leaf.hash == "hyperplanes":
+                # the sides of planes as the bits of one number
+                bits = 2 ** torch.arange(y.shape[1], device=y.device)[:, None]
+                mine = ((y > 0) * bits).sum(1)
+            else:
+                mine = farthest(y)
             buckets[sample, head, first : first + turns, low : low + together] = mine
     return buckets
-
-
-def _side(y: Tensor) -> Tensor:
-    """Of which sides of planes the columns of y [rounds, c, m] are, as the bits of one number."""
-    return ((y > 0) * 2 ** torch.arange(y.shape[1], device=y.device)[:, None]).sum(1)
 
 
 def farthest(y: Tensor) -> Tensor:

@@ -267,11 +267,9 @@ class Part:
     def conditions(self, product: Product) -> list[Holds]:
         """What a product asks of pairs besides, and how often its choice weighs them."""
         others = product.others if product.static is None else (product.static, *product.others)
-        each: list[Holds] = [Pairs(x, self.data, self.n_k).holds for x in others]
         choice = self.data[product.leaf]
-        if choice.counted:
-            each.append(lambda q, k: choice.counts(q, k).double().log())
-        return each
+        counts = [lambda q, k: choice.counts(q, k).double().log()] if choice.counted else []
+        return [*(Pairs(x, self.data, self.n_k).holds for x in others), *counts]
 
     def tables(self, products: Sequence[Product]) -> Iterator[Placed]:
         """The tables of products, one layout after the other."""
@@ -283,9 +281,8 @@ class Part:
     def apart(self, products: Sequence[Product]) -> Iterator[Part]:
         """The part itself where heads that share keys share lists, else a part of each."""
         repeat = self.shape[2]
-        weighed = any(self.data[each.leaf].weight is not None for each in products)
+        mixed = any(x.others or self.data[x.leaf].weight is not None for x in products)
         shared = (layout.is_shared(repeat) for each in products for layout in self.layouts(each))
-        mixed = weighed or any(x.others for x in products)
         if repeat == 1 or (not mixed and all(shared)):
             yield self
             return

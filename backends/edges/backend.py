@@ -38,10 +38,8 @@ class EdgesBackend(Weighed):
         return None
 
     def amounts(self, work: Work) -> Amounts:
-        """What the work takes."""
         edges = edges_of(work.relation, work.n_q, work.n_k)
-        copied = not work.plain or work.device != "cpu"
-        gathered = copied * edges
+        gathered = edges * (not work.plain or work.device != "cpu")
         return work_amounts("edges", work, start=1, degree=work.n_q, edge=edges, gathered=gathered)
 
     def steps(self, work: Work) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnspec.backends.common.composed import ComposedTables, Piece
 from attnspec.backends.common.exact import ByKeyHead
-from attnspec.backends.common.merging import Outputs, wide_type, with_zero
+from attnspec.backends.common.merging import Outputs, joined, wide_type, with_zero
 from attnspec.backends.common.score_formula import scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
 from attnspec.backends.edges.products import EdgeProducts, product
@@ -28,8 +28,7 @@ class EdgesKernel(ByKeyHead):
 
     def __init__(self, work: Work, heads: Heads, device: torch.device, tables: Tables) -> None:
         self.work, self.heads, self.device, self.tables = work, heads, device, tables
-        on_edges = device.type == "cpu" and tables.batches
-        self.products = EdgeProducts(tables) if on_edges else None
+        self.products = EdgeProducts(tables) if device.type == "cpu" and tables.batches else None
 
     @cached_property
     def blocks(self) -> ComposedTables:
@@ -44,8 +43,7 @@ class EdgesKernel(ByKeyHead):
 
     def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         products = self._products(q, v)
-        plain = self.work.plain and not call.dropout_p and unseen(q, k, v)
-        if products is not None and plain:
+        if products and self.work.plain and not call.dropout_p and unseen(q, k, v):
             return self.by_head(q, k, v, call, products)
         return self.composed(q, k, v, call)[0]
 
@@ -72,10 +70,10 @@ class EdgesKernel(ByKeyHead):
             groups.append((part.view(shape), share.view(shape), drop))
         for sample in range(q.shape[0]):
             for head in range(q.shape[1]):
-                keys, values = (_flat(x[sample, head], wide) for x in (k, v))
+                keys, values = (x[sample, head].to(wide).contiguous() for x in (k, v))
                 for index in range(q.shape[2]):
                     at = sample, head, index
-                    products.scores(_flat(q[at], wide), keys, scores, scale)
+                    products.scores(q[at].to(wide).contiguous(), keys, scores, scale)
                     for part, share, drop in groups:
                         if drop is not None:
                             part.masked_fill_(drop[sample, 0, 0], -torch.inf)
@@ -94,23 +92,17 @@ class EdgesKernel(ByKeyHead):
         kept = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
         scores = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
-        weights, sums = [], []
+        found = []
         parts = torch.split(scores, [piece.keys.numel() for piece in self.pieces], -1)
         for piece, part in zip(self.pieces, parts, strict=True):
-            part = torch.unflatten(part, -1, tuple(piece.keys.shape))
+            part = torch.unflatten(part, -1, tuple(piece.keys.shape)).unsqueeze(-2)
             blocks = self.blocks.blocks(piece, call)
-            mine, lse = self.blocks.formula.weights(part.unsqueeze(-2), blocks, call)
-            if lse is not None:
-                sums.append(lse)
-            weights.append(mine.flatten(3))
-        joined = weights[0] if len(weights) == 1 else torch.cat(weights, -1)
-        out, lse = product(products, joined, None, v), None
-        if sums:
+            found.append(self.blocks.formula.weights(part, blocks, call))
+        weights, sums = zip(*found, strict=True)
+        flat = joined([each.flatten(3) for each in weights], -1)
+        out, lse = product(products, flat, None, v), None
+        if sums[0] is not None:
             lse = self.blocks.steps[0].ordered(sums, -torch.inf)
             if self.work.normalize == "softmax1":
                 out, lse = with_zero((out, lse))
         return out.to(kept), lse
-
-
-def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).contiguous()

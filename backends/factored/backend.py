@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from attnspec.backends.factored.costs import pair_flops
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.tables.backend import TablesBackend, listed_parts
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
 from attnspec.lower.costs import seconds_for, weighed, work_seconds
 from attnspec.lower.work import Heads, Kernel, Work, graph_of, mechanism_of
@@ -46,28 +45,38 @@ class FactoredBackend:
             if mechanism.scaled and work.scale <= 0:
                 root = f"`{mechanism.name}` takes the square root of `scale`, which must be above 0"
                 return f"{root}, got {work.scale:g} at n = {work.n_k:,}"
-        if work.hybrid:
-            return _apart(work, mechanism)
-        if getattr(mechanism, "gated", False) and not work.causal:
-            return "its gate forgets earlier keys: add the statement `causal`"
+        gated = getattr(mechanism, "gated", False)
+        if not work.hybrid:
+            forgets = "its gate forgets earlier keys: add the statement `causal`"
+            return forgets if gated and not work.causal else None
+        # without a sum of weights in common
+        if work.normalize != "softmax":
+            return f"its graph has the weights of a softmax, not of `normalize {work.normalize}`"
+        if gated:
+            return "`gated = true` gives single pairs no weights"
+        if getattr(mechanism, "normalize", "sum") == "none":
+            return "`normalize = none` does not divide by a sum of weights"
+        if not work.waits and not math.isfinite(seconds_of(_bands(work), work.n_q)):
+            return f"its graph at n = {work.n_k:,} needs too many tiles"
         return None
 
     def cost(self, work: Work) -> float:
-        operations, features, seconds = float(_operations(work)), 0, 0.0
-        if work.device != "cpu":
-            features = features_of(work)
-        if work.hybrid and work.device != "cpu":
-            seconds = _composed_seconds(work)
-        elif listed_parts(work, "cpu"):
+        operations, seconds, on_cpu = float(_operations(work)), 0.0, work.device == "cpu"
+        features = 0 if on_cpu else features_of(work)
+        beside = work.hybrid and not on_cpu
+        if beside and work.waits:
+            # in plain tensor operations
+            seconds = work_seconds("dense", work, pair=work.n_q * work.n_k)
+        elif beside or listed_parts(work, "cpu"):
             seconds = TablesBackend().cost(graph_of(work))
         elif work.hybrid and work.waits:
             seconds = reading_seconds(work)
         elif work.hybrid:
             seconds = seconds_of(_bands(work), work.n_q)
             _, rest = lagged(work)
-            others = () if rest is None else bands_of(rest, work.n_q, work.n_k)
-            pairs = sum(band.pairs for band in others)
-            operations += pairs * pair_flops(mechanism_of(work), SIZE)
+            if rest is not None:
+                pairs = sum(band.pairs for band in bands_of(rest, work.n_q, work.n_k))
+                operations += pairs * pair_flops(mechanism_of(work), SIZE)
         # a pair takes 4 operations for every channel
         units = {"call": 1, "pair": operations / (4 * SIZE) + features}
         return seconds + seconds_for(weighed("dense", units, work.device), work.device)
@@ -99,26 +108,6 @@ def features_of(work: Work) -> int:
     if not mechanism.sums:
         return 0
     return (work.n_q + work.n_k) * mechanism.feature_width(SIZE)
-
-
-def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
-    """Why a graph and a mechanism have no sum of weights in common, or None."""
-    if work.normalize != "softmax":
-        return f"its graph has the weights of a softmax, not of `normalize {work.normalize}`"
-    if getattr(mechanism, "gated", False):
-        return "`gated = true` gives single pairs no weights"
-    if getattr(mechanism, "normalize", "sum") == "none":
-        return "`normalize = none` does not divide by a sum of weights"
-    if not work.waits and not math.isfinite(seconds_of(_bands(work), work.n_q)):
-        return f"its graph at n = {work.n_k:,} needs too many tiles"
-    return None
-
-
-def _composed_seconds(work: Work) -> float:
-    """What the graph takes in plain tensor operations."""
-    if work.waits:
-        return work_seconds("dense", work, pair=work.n_q * work.n_k)
-    return TablesBackend().cost(graph_of(work))
 
 
 def _operations(work: Work) -> int:

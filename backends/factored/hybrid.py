@@ -27,7 +27,14 @@ from torch.utils._pytree import tree_map_only
 from attnspec.backends.common.composed import ComposedStep, Piece
 from attnspec.backends.common.key_cache import KeyCache, KeyStream
 from attnspec.backends.common.masks import by_key_head, mask_of
-from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_frame, wide_type
+from attnspec.backends.common.merging import (
+    LOWEST,
+    Outputs,
+    Partial,
+    in_one_frame,
+    joined,
+    wide_type,
+)
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import apart, is_transformed
@@ -36,15 +43,7 @@ from attnspec.backends.decided.products import Product
 from attnspec.backends.decided.tables import parts_of_call
 from attnspec.backends.factored.features.kernel import FeatureKernel, by_head
 from attnspec.backends.factored.features.maps import Summing
-from attnspec.backends.factored.features.sums import (
-    Derived,
-    Given,
-    State,
-    Weighed,
-    joined,
-    lean,
-    uncast,
-)
+from attnspec.backends.factored.features.sums import Derived, Given, State, Weighed, lean, uncast
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.factored.matrices import MatrixKernel
 from attnspec.backends.factored.softmax import check_no_dropout
@@ -110,12 +109,6 @@ def pair_by_pair(
 # --- the pairs of tables -------------------------------------------------------------------------
 
 
-def taken(steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor:
-    """What sums [N, R, n_q, e], in `frames` [N, R, n_q], have of the pairs of some steps, and the
-    sums of the sizes of their weights as one column more."""
-    return joined([_taken(steps, False, *part) for part in given.parts(frames)], 0)
-
-
 def taken_by_lists(
     products: Sequence[Product], given: Given, frames: Tensor, samples: int, call: Call
 ) -> Tensor:
@@ -130,7 +123,7 @@ def taken_by_lists(
         mine, its = mine._replace(q=mine.q[:, part.repeats]), its[:, part.repeats]
         tables = (list(placed.batches()) for placed in part.tables(products))
         steps = [ComposedStep(each, its.numel(), its.device) for each in tables]
-        share = _taken(steps, True, mine, its)
+        share = taken(steps, mine, its, True)
         shares[part.queries] = torch.unflatten(share, 0, part.sizes[:2])
     return shares.flatten(0, 1)
 
@@ -139,7 +132,12 @@ def _of_lists(lists: tuple[int, int], some: tuple[slice, slice], x: Tensor) -> T
     return torch.unflatten(x, 0, lists)[some].flatten(0, 1)
 
 
-def _taken(steps: Sequence[ComposedStep], in_line: bool, given: Given, frames: Tensor) -> Tensor:
+def taken(
+    steps: Sequence[ComposedStep], given: Given, frames: Tensor, in_line: bool = False
+) -> Tensor:
+    """What sums [N, R, n_q, e], in `frames` [N, R, n_q], have of the pairs of some steps, and the
+    sums of the sizes of their weights as one column more; rows may be those of all lists, in
+    line."""
     run = partial(_of_steps, steps, in_line)
     run = partial(lean, run) if given.is_wide else run
     (share,) = uncast(run, given, frames)
@@ -149,7 +147,6 @@ def _taken(steps: Sequence[ComposedStep], in_line: bool, given: Given, frames: T
 def _of_steps(
     steps: Sequence[ComposedStep], in_line: bool, given: Given, frames: Tensor
 ) -> tuple[Tensor]:
-    """What some steps take; their rows may be those of all lists, in line."""
     how, values = given.how, given.values()
     if how.paired:
         f, g = given.q.to(given.kind), given.k.to(given.kind)
@@ -308,27 +305,24 @@ class HybridKernel:
         sums, log = self.kernel.sums(late)
         frames = pad(log, (missing, 0), value=LOWEST)
         sums, lost = pad(sums, (0, 0, missing, 0)), None
-        shares = [taken(self.steps, given, frames)] if self.steps else []
+        shares = []
+        if self.steps:
+            shares.append(joined([taken(self.steps, *part) for part in given.parts(frames)], 0))
         if self.products:
             shares.append(taken_by_lists(self.products, given, frames, len(exact[0]), call))
         if shares:
             less = sum(shares[1:], shares[0])
             sums = sums - less[..., :-1]
-            lost = self._lost(lse, sums, frames, less[..., -1])
+            with torch.no_grad():
+                _, (one, other) = in_one_frame(torch.stack([lse, frames]), 0)
+                total = one + other * sums[..., -1]
+                # rows of which more was taken away than stays; NaN stands for too much, too
+                lost = (~(less[..., -1] * other / self.most <= total.abs())).any(1)
             sums = sums.masked_fill(lost[:, None, :, None], 0.0)
         weighed = together([weighed, (sums, frames)], self.kernel)
         if lost is not None and lost.any():
             weighed = self._again(given, len(exact[0]), call, weighed, lost)
         return self.kernel.worth(weighed)
-
-    def _lost(self, lse: Tensor, sums: Tensor, frames: Tensor, sizes: Tensor) -> Tensor:
-        """The rows of which more was taken away than stays, bool [N, n_q]."""
-        with torch.no_grad():
-            _, (one, other) = in_one_frame(torch.stack([lse, frames]), 0)
-            total = one + other * sums[..., -1]
-            # NaN stands for too much, too
-            lost: Tensor = ~(sizes * other / self.most <= total.abs())
-            return lost.any(1)
 
     # --- pair by pair --------------------------------------------------------------------------
 
@@ -360,6 +354,7 @@ class HybridKernel:
         heads = slice(first * ratio, (first + groups[0]) * ratio)
         formula = self.formula.of_heads(range(heads.start, heads.stop))
         most, sums = max(1, LIMITS.pairs_at_once // max(1, lines * ratio * n_k)), []
+        keys = torch.arange(n_k, device=self.device)[None]
         # numbers of pairs may be those of all heads
         tables = {name: x if len(x) == 1 else x[heads] for name, x in call.tables.items()}
 
@@ -375,22 +370,15 @@ class HybridKernel:
             index = torch.from_numpy(some).to(self.device)
             if len(some) < n_q:
                 rows = given._replace(q=given.q.index_select(2, index))
-            blocks = self._blocks(given, samples, some, call)
-            run = partial(lean, partial(weighed, at=index, blocks=blocks))
+            # as one block of the graph; the kernel may give each query head keys of its own
+            mask = by_key_head(mask_of(self.graph, call.data, self.device, some), groups[0])
+            if given.padding is not None:
+                mask = mask & given.padding.view(samples, groups[0], 1, 1, 1, n_k)
+            symbols = {"q": index[:, None] + n_k - self.work.n_q, "k": keys}
+            run = partial(lean, partial(weighed, at=index, blocks=Blocks(mask, symbols=symbols)))
             sums.append(uncast(run, rows, tables))
         out, log = (joined(x, 2) for x in zip(*sums, strict=True))
         return out, log.detach()
-
-    def _blocks(self, given: Given, samples: int, at: np.ndarray, call: Call) -> Blocks:
-        """Some queries beside all keys, as one block of the graph."""
-        n_k, heads = self.work.n_k, len(given.k) // max(1, samples)
-        q, k = at[:, None] + n_k - self.work.n_q, np.arange(n_k)[None]
-        # the kernel may give each query head keys of its own
-        mask = by_key_head(mask_of(self.graph, call.data, self.device, at), heads)
-        if given.padding is not None:
-            mask = mask & given.padding.view(samples, heads, 1, 1, 1, n_k)
-        symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
-        return Blocks(mask, symbols=symbols)
 
     def streamed(self, reach: LookBack, heads: Heads) -> HybridStream:
         """What goes on with it from a state."""
@@ -414,7 +402,6 @@ class ReadingHybrid(ReadingKernel):
         return HybridKernel(self.work, self.device, self.kernel)
 
     def streamed(self, reach: LookBack, heads: Heads) -> HybridStream:
-        """What goes on with it from a state, inputs coming with their positions."""
         return self.unknown().streamed(reach, heads)
 
 

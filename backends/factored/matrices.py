@@ -49,14 +49,19 @@ class MatrixKernel:
             check_no_dropout(name, call.dropout_p)
         k, v = self._beside(q, k, v, call)
         rows = grouped(widened(q), k).flatten(2, 3)
-        text = text_for(self.work, call.dropout_p) if call.dropout_p else self.text
+        text = self._text(call.dropout_p) if call.dropout_p else self.text
         learned = {f"{name}_{part}": x.to(rows.dtype) for part, x in call.tables.items()}
         out: Tensor = text["mix"](rows, k, v, 0, call.padding, learned)
         return out.reshape(shape).to(q.dtype)
 
+    def _text(self, dropout_p: float) -> dict[str, Any]:
+        """The functions of the definition, with faster ones in the place of some."""
+        by_logits, attention = (partial(x, dropout_p=dropout_p) for x in (by_scores, attend))
+        return text_of(self.work, 0, by_logits=by_logits, attention=attention)
+
     @cached_property
     def text(self) -> dict[str, Any]:
-        return text_for(self.work, 0.0)
+        return self._text(0.0)
 
     def _beside(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """Keys and values in the type of sums, for each query head where these differ."""
@@ -81,9 +86,3 @@ class MatrixKernel:
         scale = q.shape[3] ** -0.5
         out = attend(widened(q), keys, values, None, scale, dropout_p=call.dropout_p)
         return out.to(q.dtype)
-
-
-def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
-    """The functions of the definition, with faster ones in the place of some."""
-    faster: dict[str, Any] = {"attention": attend, "by_logits": by_scores}
-    return text_of(work, 0, **{x: partial(y, dropout_p=dropout_p) for x, y in faster.items()})

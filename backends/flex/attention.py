@@ -188,20 +188,16 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
     by the runs of the query; of real keys, and pairs whose labels agree, alone."""
     runs, tall, wide = blocks.runs, blocks.tall, blocks.wide
 
-    def by_bit(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        row = b * tall + (q >> 7) if kind.own else q >> 7
-        mask = at(blocks.numbers, row * wide + (k >> 7))
-        word = at(blocks.bits, (mask * BLOCK + (q & 127)) * WORDS + ((k & 127) >> 5))
-        return ((word >> (k & 31)) & 1) != 0
-
-    def by_runs(q: Tensor, k: Tensor) -> Tensor:
-        mask = (k >= at(runs[0], q)) & (k < at(runs[1], q))
-        for low, high in zip(runs[2::2], runs[3::2], strict=True):
-            mask = mask | ((k >= at(low, q)) & (k < at(high, q)))
-        return mask
-
     def holds(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        mask = by_runs(q, k) if runs else by_bit(b, q, k)
+        if runs:
+            mask = (k >= at(runs[0], q)) & (k < at(runs[1], q))
+            for low, high in zip(runs[2::2], runs[3::2], strict=True):
+                mask = mask | ((k >= at(low, q)) & (k < at(high, q)))
+        else:
+            row = b * tall + (q >> 7) if kind.own else q >> 7
+            number = at(blocks.numbers, row * wide + (k >> 7))
+            word = at(blocks.bits, (number * BLOCK + (q & 127)) * WORDS + ((k & 127) >> 5))
+            mask = ((word >> (k & 31)) & 1) != 0
         if kind.padded:
             mask = mask & at(blocks.real, b * wide * BLOCK + k)
         for of_q, of_k in blocks.labels:

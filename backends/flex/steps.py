@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from attnspec.backends.common.labels import is_askable, labels_of, possible
+from attnspec.backends.common.labels import labels_of, possible, reading_of
+from attnspec.graphs.relation import takes_tensors
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import Banded, Means, banded, bands_of, fixed
 from attnspec.layout.tiling import Survey
@@ -33,14 +34,14 @@ def _units(tiles: Survey, order: Order) -> dict[str, float]:
 
 
 FLEX = Means("flex", "cuda", (BLOCK,), (), _units, fixed)
-"""FlexAttention on a GPU."""
 
 
 def steps_of(work: Work, means: Means) -> tuple[Banded, ...]:
     """The steps of the pairs that no label, and no other input, leaves out; none where masks of
     inputs would take too much, or are not made of tensors of positions."""
     labelled = labels_of(work.relation) is not None
-    if not labelled and not is_askable(work.relation):
+    condition = None if labelled else reading_of(work.relation).condition
+    if condition is not None and not takes_tensors(condition):
         return ()
     bands = bands_of(possible(work.relation), work.n_q, work.n_k, means)
     if labelled:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -74,16 +74,26 @@ class StepTiles:
         self.labels = () if labels is None else labels[0]
         self.looks = labels is None
         if self.looks:
-            self._examine(work.relation)
+            reading = reading_of(work.relation)
+            layouts = (
+                replace(band, relation=Intersection((band.relation, part))).layout
+                for part in reading.parts
+            )
+            # the step is one part more
+            self.parts = [
+                (self._numbers(each), self._brought(masks_of(each), np.bool_))
+                for each in (*layouts, layout)
+            ]
+            condition = cast(Relation, reading.condition)
+            self.condition = Intersection((Part(len(reading.parts)), condition))
 
     def __call__(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         """The masks of a call of so many samples whose inputs are [B, n], or lengths [B, 1, 1]."""
         if self.looks:
             return self._examined(data, batch)
-        return self._labelled(data, batch) if self.labels else self.static
-
-    def _labelled(self, data: Mapping[str, Tensor], batch: int) -> Masks:
-        """The tiles in which a pair may have all labels in common."""
+        if not self.labels:
+            return self.static
+        # the tiles in which a pair may have all labels in common
         labels = torch.stack([data[x].long().expand(batch, -1) for x in self.labels], 1)
         limits, ends = torch.iinfo(labels.dtype), []
         for places, tile in zip(self.places, self.entries, strict=True):
@@ -97,22 +107,6 @@ class StepTiles:
 
     # --- inputs that a graph asks for something else -------------------------------------------
 
-    def _examine(self, relation: Relation) -> None:
-        """Makes out what is static in the tiles."""
-        reading = reading_of(relation)
-        if reading.condition is None:
-            raise ValueError("it reads no inputs")
-        layouts = (
-            replace(self.band, relation=Intersection((self.band.relation, part))).layout
-            for part in reading.parts
-        )
-        # the step is one part more
-        self.parts = [
-            (self._numbers(each), self._brought(masks_of(each), np.bool_))
-            for each in (*layouts, self.layout)
-        ]
-        self.condition = Intersection((Part(len(reading.parts)), reading.condition))
-
     def _examined(self, data: Mapping[str, Tensor], batch: int) -> Masks:
         # beside tiles, rows and columns a number of each sample has an axis more
         inputs = {name: x[..., None] if x.dim() == 3 else x for name, x in data.items()}
@@ -123,23 +117,20 @@ class StepTiles:
         step = max(1, LOOKED // (batch * height * width))
         for low in range(0, count, step):
             part = slice(low, low + step)
-            mask, real = self._held(part, inputs, batch)
-            room = functional.pad(mask, (0, wide - width, 0, tall - height))
-            bits[numbers[:, part]] = packed(room)
+            q = self.places[0][self.entries[0][part]][:, :, None]
+            k = self.places[1][self.entries[1][part]][:, None, :]
+            real = (q >= 0) & (k >= 0)
+            parts = {Part(x): masks[kinds[part]] for x, (kinds, masks) in enumerate(self.parts)}
+            held = with_data(self.condition, {**inputs, **parts})
+            mask = real & held.holds(q.clamp(min=0), k.clamp(min=0), self.n)
+            mask = mask.expand(batch, *real.shape)
+            bits[numbers[:, part]] = packed(
+                functional.pad(mask, (0, wide - width, 0, tall - height))
+            )
             some[:, part] = mask.any(-1).any(-1)
-            full[:, part] = (mask | ~real).all(-1).all(-1) & self.fills
+            # where there is no row, nothing is missing
+            full[:, part] = (mask | (q < 0)).all(-1).all(-1) & self.fills
         return Masks(numbers, some, full, bits.flatten())
-
-    def _held(self, part: slice, data: Mapping[str, Tensor], batch: int) -> tuple[Tensor, Tensor]:
-        """The pairs of some tiles, bool [B, tiles, height, width], and which of the rows there
-        are."""
-        q = self.places[0][self.entries[0][part]][:, :, None]
-        k = self.places[1][self.entries[1][part]][:, None, :]
-        real = (q >= 0) & (k >= 0)
-        parts = {Part(x): masks[kinds[part]] for x, (kinds, masks) in enumerate(self.parts)}
-        held = with_data(self.condition, {**data, **parts})
-        mask = real & held.holds(q.clamp(min=0), k.clamp(min=0), self.n)
-        return mask.expand(batch, *real.shape), q >= 0
 
     def _numbers(self, layout: StepLayout) -> Tensor:
         """The numbers of the masks that a layout in the same grid has in the tiles, int64 [tiles],

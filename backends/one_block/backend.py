@@ -46,7 +46,6 @@ class Dense(Weighed):
         return None
 
     def amounts(self, work: Work) -> Amounts:
-        """What the work takes."""
         pairs = work.n_q * work.n_k
         return work_amounts("dense", work, call=1, pair=pairs, mask=pairs * bool(work.decided))
 
@@ -82,7 +81,6 @@ class TorchCall(Weighed):
         return None
 
     def amounts(self, work: Work) -> Amounts:
-        """What the work takes."""
         pairs, form = work.n_q * work.n_k, form_of(work)
         if form is Form.CAUSAL:
             pairs //= 2
@@ -96,9 +94,8 @@ class TorchCall(Weighed):
     def joins(self, works: Sequence[Work]) -> bool:
         """Whether works of several heads that differ in their pairs alone are one call."""
         first = works[0]
-        numbers = len(works) * first.n_q * first.n_k
-        few = not first.changes and numbers <= LIMITS.mask_call
-        return few and differ_in_pairs_alone(works)
+        few = len(works) * first.n_q * first.n_k <= LIMITS.mask_call
+        return few and not first.changes and differ_in_pairs_alone(works)
 
     def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         return self.build_joined([(work, heads)], device)

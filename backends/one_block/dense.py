@@ -6,7 +6,6 @@ The operations differentiate to any order, export and run on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading
-from attnspec.backends.common.merging import Outputs
+from attnspec.backends.common.merging import Outputs, joined
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import unseen
@@ -68,8 +67,12 @@ class DenseKernel(ByKeyHead):
         mask, counts, factor, left = self.mask(call), None, None, None
         if mask is not None:
             mask = by_key_head(mask, q.shape[1])
-        if self.work.decided:
-            counts, factor = self._weighed(call, q)
+        # how often pairs are weighed, and what their keys and values are multiplied with
+        choices = [call.data[leaf] for leaf in self.work.decided]
+        if counted := [choice.counts(*self.at) for choice in choices if choice.counted]:
+            counts = by_key_head(torch.stack(counted).sum(0).clamp_min(1), q.shape[1])
+        if factors := [choice.factor(*self.at) for choice in choices if choice.weight is not None]:
+            factor = by_key_head(reduce(torch.mul, factors), q.shape[1])
         if call.seed is not None:
             queries, keys = (
                 torch.arange(x, device=q.device)[None] for x in (q.shape[3], k.shape[2])
@@ -95,15 +98,6 @@ class DenseKernel(ByKeyHead):
     def _read(self, x: Tensor, axis: int) -> Tensor:
         """The keys that are read along an axis."""
         return x
-
-    def _weighed(self, call: Call, q: Tensor) -> Iterator[Tensor | None]:
-        """How often pairs are weighed where a choice finds them several times, and what their keys
-        and values are multiplied with, by key head; None for nothing."""
-        choices = [call.data[leaf] for leaf in self.work.decided]
-        counts = [choice.counts(*self.at) for choice in choices if choice.counted]
-        factors = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
-        yield by_key_head(torch.stack(counts).sum(0).clamp_min(1), q.shape[1]) if counts else None
-        yield by_key_head(reduce(torch.mul, factors), q.shape[1]) if factors else None
 
 
 class RowsKernel(DenseKernel):
@@ -136,8 +130,7 @@ class RowsKernel(DenseKernel):
         if self.ranges is None:
             return x.index_select(axis, self.index)
         before = (slice(None),) * axis
-        parts = [x[(*before, slice(at.start, at.stop, at.step))] for at in self.ranges]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+        return joined([x[(*before, slice(at.start, at.stop, at.step))] for at in self.ranges], axis)
 
 
 _LONG = 1 << 24

@@ -94,19 +94,14 @@ def form_of(work: Work) -> Form:
 
 @lru_cache(maxsize=256)
 def _form(relation: Relation, n_q: int, n_k: int) -> Form:
-    if n_q * n_k > LIMITS.pairs_short:
-        return _closed_form(relation, n_q, n_k)
-    # by the definition, which raises RelationError where it has no value
-    pairs = all_pairs(relation, n_q, n_k)
-    if pairs.all():
-        return Form.NOTHING
-    causal = n_q == n_k and np.array_equal(pairs, np.tri(n_k, dtype=bool))
-    return Form.CAUSAL if causal else Form.MASK
-
-
-def _closed_form(relation: Relation, n_q: int, n_k: int) -> Form:
-    """The form of many pairs, as far as the keys of queries are known as progressions."""
-    # most graphs differ in the last row already
+    if n_q * n_k <= LIMITS.pairs_short:
+        # by the definition, which raises RelationError where it has no value
+        pairs = all_pairs(relation, n_q, n_k)
+        if pairs.all():
+            return Form.NOTHING
+        causal = n_q == n_k and np.array_equal(pairs, np.tri(n_k, dtype=bool))
+        return Form.CAUSAL if causal else Form.MASK
+    # many, as far as keys are known as progressions; most graphs differ in the last row already
     end = relation.progressions(np.array([n_k - 1]), n_k)
     counts = None if end is None or (lengths(end) < n_k).any() else relation.counted(n_k)
     if counts is not None and (counts[n_k - n_q :] == n_k).all():

@@ -7,8 +7,8 @@ the call to that range; other padding, and that of short sequences, is part of t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -154,10 +154,20 @@ class TorchCallKernel(SoftmaxKernel):
         are small, else calls without; None where real keys are in several ranges."""
         if len(padding) * self.masks * self.work.n_q * self.work.n_k <= LIMITS.mask_kept:
             return self._masked(padding, kind)
-        ranges = _ranges(padding)
-        if ranges is None:
-            return None
-        return tuple(part for each in ranges for part in self._in_range(*each, kind))
+        parts = list[Part]()
+        for samples, real in samples_of(len(padding), padding):
+            at = torch.arange(padding.shape[1]) if real is None else real.nonzero()[:, 0]
+            first, last = (int(at[0]), int(at[-1]) + 1) if len(at) else (0, 0)
+            if last - first != len(at):
+                return None
+            keys, causal = slice(first, last), self.form is Form.CAUSAL and not self.work.changes
+            if first < last and not causal:
+                parts.append(self._part(samples, keys, kind))
+            elif first < last:
+                parts.append(Part(samples, keys, keys, causal=True))
+                if last < self.work.n_q:
+                    parts.append(Part(samples, slice(last, None), keys))
+        return tuple(parts)
 
     def _masked(self, padding: Tensor, kind: torch.dtype) -> tuple[Part, ...]:
         """One call with a mask for every sample."""
@@ -165,17 +175,6 @@ class TorchCallKernel(SoftmaxKernel):
         if self.form is Form.NOTHING and not self.work.changes:
             return (Part(bias=added_by(real, kind, LOWEST)),)
         return (Part(bias=torch.where(real, self._bias(kind), LOWEST)),)
-
-    def _in_range(self, samples: slice, keys: slice, kind: torch.dtype) -> Iterator[Part]:
-        """Samples whose real keys are one range."""
-        if keys.start == keys.stop:
-            return
-        if self.form is not Form.CAUSAL or self.work.changes:
-            yield self._part(samples, keys, kind)
-            return
-        yield Part(samples, keys, keys, causal=True)
-        if keys.stop < self.work.n_q:
-            yield Part(samples, slice(keys.stop, None), keys)
 
     def _part(self, samples: slice, keys: slice, kind: torch.dtype) -> Part:
         """All queries of some samples over a range of keys."""
@@ -187,12 +186,10 @@ class TorchCallKernel(SoftmaxKernel):
         """What is added to all scores [1, H or 1, n_q, n_k]."""
 
         def build() -> Tensor:
-            masks = [_mask_of(work, kind) for work, _ in self.groups]
-            if len(masks) == 1:
-                return self._sloped(masks[0])
-            counts = (len(members) for _, members in self.groups)
-            each = zip(masks, counts, strict=True)
-            return torch.cat([x.expand(-1, count, -1, -1) for x, count in each], 1)
+            if len(self.groups) == 1:
+                return self._sloped(_mask_of(self.work, kind))
+            masks = ((_mask_of(work, kind), len(heads)) for work, heads in self.groups)
+            return torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1)
 
         if kind not in self._biases:
             self._biases[kind] = apart(build)
@@ -224,9 +221,7 @@ class TorchCallKernel(SoftmaxKernel):
 
     def _pairs(self, call: Call) -> Tensor:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""
-        definition: Any = self.differentiable
-        mask: Tensor = definition.mask(call)
-        return mask
+        return cast(Tensor, cast(DenseKernel, self.differentiable).mask(call))
 
     def _plain_mask(self, call: Call) -> tuple[Tensor | None, Tensor | None]:
         """The mask bool [B or 1, H or 1, n_q, n_k] of a call, and the queries without a key, bool
@@ -257,16 +252,3 @@ def _mask_of(work: Work, kind: torch.dtype) -> Tensor:
         pairs = torch.from_numpy(np.array(all_pairs(work.relation, work.n_q, work.n_k)))
         mask = _masks[key] = added_by(pairs[None, None], kind, LOWEST)
     return mask
-
-
-def _ranges(padding: Tensor) -> list[tuple[slice, slice]] | None:
-    """Samples that follow one another and have the same range of real keys, with that range; None
-    where one has its keys in several."""
-    ranges = []
-    for samples, real in samples_of(len(padding), padding):
-        at = torch.arange(padding.shape[1]) if real is None else real.nonzero()[:, 0]
-        first, last = (int(at[0]), int(at[-1]) + 1) if len(at) else (0, 0)
-        if last - first != len(at):
-            return None
-        ranges.append((samples, slice(first, last)))
-    return ranges

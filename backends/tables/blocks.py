@@ -124,14 +124,19 @@ class Blocks:
         for name, x in named.items():
             count, rest = x.shape[0], x.shape[2:]
             taken = scratch(name, (count, self.count * self.height, *rest), x.dtype)
-            if self.tile_index is not None:
-                tiles = _tiles(x, self.tile)
-                into = taken.view(count, -1, *tiles.shape[2:])
-                torch.index_select(tiles, 1, self.tile_index, out=into)
+            into, index = taken, self.tile_index
+            if index is None:
+                index = self.index
             else:
-                torch.index_select(x, 1, self.index, out=taken)
-                if not rest and self.missing is not None:
-                    taken.index_fill_(1, self.missing, math.inf)
+                x = _tiles(x, self.tile)
+                into = taken.view(count, -1, *x.shape[2:])
+            if count == 1:
+                # along the first axis torch takes two thirds of the time
+                torch.index_select(x[0], 0, index, out=into[0])
+            else:
+                torch.index_select(x, 1, index, out=into)
+            if not rest and into is taken and self.missing is not None:
+                taken.index_fill_(1, self.missing, math.inf)
             blocks.append(taken.view(count, self.count, self.height, *rest).transpose(0, 1))
         return blocks
 
@@ -157,7 +162,8 @@ class Blocks:
             merge(there, result)
         else:
             for x, y in zip(there, result, strict=True):
-                x.copy_(y.view(x.shape))
+                if x.data_ptr() != y.data_ptr():
+                    x.copy_(y.view(x.shape))
 
     def add(self, into: Tensor, shares: Tensor) -> None:
         """Add [blocks, c, height, …] to the rows of [c, rows, …], of which several blocks may have
@@ -248,38 +254,48 @@ AS_THEY_LIE = Order()
 
 class Repeated(Order):
     """Rows int64 [m], -1 for none, that are read where they lie, and of which each is computed at
-    several of `places`: int64 [m, r], -1 for none."""
+    several of `count` places, by one step or some: int64 [m, r], `count` for none; None before the
+    last of these steps."""
 
-    def __init__(self, rows: np.ndarray, places: Tensor, count: int) -> None:
+    def __init__(self, rows: np.ndarray, places: Tensor | None, count: int) -> None:
         super().__init__(rows)
         # the last place stands for none
-        self.each, self.places = places.remainder(count + 1), count + 1
+        self.places, self.each = count + 1, places
 
     def take(self, **named: Tensor) -> Sequence[Tensor]:
         return (*named.values(),)
 
     def put(self, into: Sequence[Tensor], rows: Sequence[Tensor], more: bool) -> None:
+        if self.each is None:
+            return
         (out,), (sums,) = rows
         sums[-1] = LOWEST
         logs = sums.take(self.each)
         lse = logs.logsumexp(-1, keepdim=True)
-        out = self._summed(out, logs.sub_(lse).exp_())
+        out = _summed(out, self.each, logs.sub_(lse).exp_())
         super().put(into, (out[None], lse.T), more)
 
     def add(self, into: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
-        super().add(into, [self._summed(x[0])[None] for x in rows])
+        if self.each is not None:
+            super().add(into, [_summed(x[0], self.each)[None] for x in rows])
 
-    def _summed(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The sums [m, e] of numbers at all places, times their weights."""
-        x[-1] = 0.0
-        starts = torch.arange(0, self.each.numel(), self.each.shape[1], device="cpu")
-        weights = None if weights is None else weights.flatten()
-        bag = torch.embedding_bag(x, self.each.flatten(), starts, False, 0, False, weights)
-        return bag[0]
+
+def _summed(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The sums [m, e] of rows of x at places [m, r], times their weights; the last row is 0."""
+    x[-1] = 0.0
+    starts = torch.arange(0, places.numel(), places.shape[1], device="cpu")
+    weights = None if weights is None else weights.flatten()
+    bag = torch.embedding_bag(x, places.flatten(), starts, False, 0, False, weights)
+    return bag[0]
 
 
 class Step:
     """The batches of one step, and both sides as they are read: where they lie, or put in order."""
+
+    forward: Any = None
+    backward: Any = None
+    """What computes a piece in less time than the flash kernel and its backward, if there is
+    something: both from the tensors of these, the bias, the scale, and where results go."""
 
     weigh: Callable[[Piece, Sequence[Tensor], Sequence[Tensor]], None] | None = None
     """Takes the gradients of the factors of keys and values of a piece, from those of both."""
@@ -450,15 +466,20 @@ class WalkingKernel(SoftmaxKernel):
                 (q_now,) = queries.take(queries=rows)
                 k_now, v_now = step.k_order.take(keys=keys, values=values)
                 now = queries.room(result=out, sums=lse)
+                merges, bent = queries.natural and step.merges, scores and scores.scores.bends
                 for piece in step.pieces(rows.shape[0], q.shape[-1], False, scores is not None):
                     bias = piece.bias(padding, wide)
                     parts = *piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now)
-                    if scores is not None and scores.scores.bends:
+                    if scores is not None and not bent:
+                        bias = scores.added(piece, bias, wide)
+                    if bent:
                         part = scores.forward(piece, [x.to(wide) for x in parts], bias, scale)
+                    elif step.forward is not None:
+                        room = None if merges else piece.into.views(*now)
+                        part = step.forward(parts, bias, scale, room)
                     else:
-                        bias = bias if scores is None else scores.added(piece, bias, wide)
                         part = flash(*parts, 0.0, False, attn_mask=bias, scale=scale)
-                    piece.into.put(now, part, queries.natural and step.merges)
+                    piece.into.put(now, part, merges)
                 queries.put(lines, now, step.merges)
             clear_empty(out, lse)
             _put_back([x[of_q] for x in result], lines)
@@ -481,10 +502,14 @@ class WalkingKernel(SoftmaxKernel):
             each = zip(targets, (self.of_rows, self.of_keys, self.of_keys), strict=True)
             lines = [x.flatten(*axes) for x, axes in each]
             names = ("grad", "q", "out", "lse")
+            bent = scores is not None and (scores.learned or scores.scores.bends)
             for step in steps:
                 queries, order = step.q_order, step.k_order
                 k_now, v_now = order.take(keys=keys, values=values)
-                now = queries.take(**{f"{x}_rows": y for x, y in zip(names, rows, strict=True)})
+                mine, narrow = rows, step.backward is not None and not bent
+                if narrow:
+                    mine = [*rows[:2], (rows[0] * rows[2]).sum(-1, keepdim=True), rows[3]]
+                now = queries.take(**{f"{x}_rows": y for x, y in zip(names, mine, strict=True)})
                 q_sums = queries.room(query_gradients=lines[0])
                 sums = order.zeros(key_gradients=lines[1], value_gradients=lines[2])
                 for piece in step.pieces(rows[1].shape[0], q.shape[-1], True, scores is not None):
@@ -492,10 +517,14 @@ class WalkingKernel(SoftmaxKernel):
                     *above, out_now, lse_now = piece.q.read(**dict(zip(names, now, strict=True)))
                     both = piece.k.read(k=k_now, v=v_now)
                     parts = *above, *both, out_now, lse_now.contiguous()
-                    if scores is not None and (scores.learned or scores.scores.bends):
+                    if scores is not None and not bent:
+                        bias = scores.added(piece, bias, wide)
+                    if bent:
                         grads = scores.backward(piece, parts, bias, scale)
+                    elif narrow:
+                        room = None if queries.natural else piece.into.views(*q_sums)
+                        grads = step.backward(parts, bias, scale, room)
                     else:
-                        bias = bias if scores is None else scores.added(piece, bias, wide)
                         grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
                     if queries.natural:
                         piece.q.add(q_sums[0], grads[0])
@@ -530,7 +559,7 @@ class WalkingKernel(SoftmaxKernel):
 
 
 def _put_back(targets: Iterable[Tensor], lines: Sequence[Tensor]) -> None:
-    """Rows in line where they were taken from, if they do not lie there."""
+    """Put numbers where they belong, if they do not lie there."""
     for into, line in zip(targets, lines, strict=True):
         if line.data_ptr() != into.data_ptr():
             into.copy_(line.view(into.shape))

@@ -162,11 +162,8 @@ class DecidedTables(WalkingKernel):
             heads = torch.arange(part.shape[1] * part.shape[2], device="cpu")[part.query_heads]
             scores = self.changes and self.changes(heads, learned, grads)
             of_q, of_k = (None, *part.queries), (None, part.samples, part.heads)
-            steps = (
-                step
-                for number, placed in enumerate(part.tables(self.parts.products))
-                for step in listed_steps(placed, number > 0 or beside, q.shape[-1], factors)
-            )
+            layouts = part.tables(self.parts.products)
+            steps = listed_steps(layouts, beside, q.shape[-1], factors)
             yield of_q, of_k, steps, None, scores
             if of_weight is not None:
                 choice = part.data[self.work.decided[0]]

@@ -8,14 +8,15 @@ one product; each row's results are merged in one sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.merging import LOWEST
+from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.decided.tables import Placed
 from attnspec.backends.tables.blocks import (
     AS_THEY_LIE,
@@ -28,33 +29,67 @@ from attnspec.backends.tables.blocks import (
 )
 from attnspec.limits import LIMITS
 
+LOG2E = math.log2(math.e)
+"""The score 1 in units of ln 2, in which products count scores: powers of two take a third of the
+time of those of e."""
+
 LEVELS = 8
 """Levels of an octave: key tiles whose numbers of entries are on one are computed together, with as
 many rows as the one that has most, which wastes a few percent."""
 
 
 def listed_steps(
-    placed: Placed, merges: bool, size: int, factors: list[Tensor] | None
+    layouts: Iterable[Placed], merges: bool, size: int, factors: list[Tensor] | None
 ) -> Iterator[ListedStep]:
-    """The steps of a layout for numbers of a size, some query tiles after the others; `merges` as
-    steps have it, and `factors` takes the gradients of the factors of entries [B, K, T, r]."""
-    (count, tiles, width), height = placed.numbered.shape, placed.q.size * placed.repeat
-    # the gradient of an entry's factor is that of its own keys and values
-    tall = factors is not None or height >= min(LIMITS.tall, placed.k.size)
-    each = max(1, count * (1 if tall else width) * height * size)
-    if placed.masked is not None:
-        each = max(each, count * height * width * placed.k.size // 4)
-    # factors are counted by their places in all lists
-    step = max(1, LIMITS.partials // each) if factors is None else tiles
-    lies = placed.k.natural and placed.k.full
-    order = AS_THEY_LIE if lies else Order(placed.k.rows().ravel())
-    for low in range(0, tiles, step):
-        part = slice(low, min(low + step, tiles))
-        yield ListedStep(placed, part, order, tall, merges, factors)
+    """The steps of layouts for numbers of a size, some query tiles after the others; `merges` as
+    the first has it, and `factors` takes the gradients of the factors of entries [B, K, T, r]."""
+    layouts = list(layouts)
+    columns, first, total = [], 0, _total(layouts, size)
+    for number, placed in enumerate(layouts):
+        (count, tiles, width), height = placed.numbered.shape, placed.q.size * placed.repeat
+        # the gradient of an entry's factor is that of its own keys and values
+        tall = factors is not None or _is_tall(placed)
+        each = max(1, count * (1 if tall else width) * height * size)
+        if placed.masked is not None:
+            each = max(each, count * height * width * placed.k.size // 4)
+        # factors are counted by their places in all lists
+        step = max(1, LIMITS.partials // each) if factors is None else tiles
+        natural = placed.k.natural and placed.k.full
+        order = AS_THEY_LIE if natural else Order(placed.k.rows().ravel())
+        columns.append(np.full(placed.batch * placed.heads * placed.repeat * placed.n_q, total))
+        for low in range(0, tiles, step):
+            part = slice(low, min(low + step, tiles))
+            listed = ListedStep(placed, part, order, tall, merges or number > 0, factors)
+            if total:
+                own = listed.own.ravel()
+                places = np.flatnonzero(own >= 0)
+                columns[-1][own[places]] = first + places
+                listed.first, first = first, first + own.size
+                spread = torch.from_numpy(np.stack(columns, 1)) if first == total else None
+                listed.q_order = Repeated(np.arange(len(columns[-1])), spread, total)
+            yield listed
+
+
+def _is_tall(placed: Placed) -> bool:
+    """Whether a query tile meets its key tiles in one product."""
+    return placed.q.size * placed.repeat >= min(LIMITS.tall, placed.k.size)
+
+
+def _total(layouts: Sequence[Placed], size: int) -> int:
+    """How many results of several layouts are kept until they are merged at once; 0 where each
+    layout is merged by itself."""
+    if len(layouts) < 2 or len({placed.q.size for placed in layouts}) > 1:
+        return 0
+    total = sum(placed.lists[..., 0].numel() * placed.q.size * placed.repeat for placed in layouts)
+    return total if total * size <= LIMITS.partials and all(map(_is_tall, layouts)) else 0
 
 
 class ListedStep(Step):
     """Some query tiles of all lists of a layout, with entries int64 [N, T, r]."""
+
+    first: int | None = None
+    """The place of the first result of tall tiles among those of all layouts; None where results
+    go where their queries lie."""
 
     def __init__(
         self,
@@ -72,8 +107,11 @@ class ListedStep(Step):
             self.weigh = partial(_weigh, factors[-1].view(-1))
         self.width = lists.shape[2]
         self.tiles = lists.flatten().numpy()
-        rows = placed.q.rows(part)
+        self.own = rows = placed.q.rows(part)
         self.height = rows.shape[1]
+        # what has so few queries or keys is computed sooner by products
+        if min(self.height, placed.k.size) <= LIMITS.narrow:
+            self.forward, self.backward = _forward, _backward
         # from behind those that are read and are none
         self.rows = np.concatenate([rows, np.minimum(rows, -1 - rows)[::-1]])
         there = lists.flatten(0, 1) >= 0
@@ -96,8 +134,8 @@ class ListedStep(Step):
         else:
             self.groups, places = self._by_keys()
             at = places[:, None] * self.height + np.arange(self.height)[:, None]
-            at = torch.from_numpy(np.where(places[:, None] < 0, -1, at).reshape(-1, self.width))
             count = sum([each.size for each, _ in self.groups]) * self.height
+            at = torch.from_numpy(np.where(places[:, None] < 0, count, at).reshape(-1, self.width))
             self.q_order = Repeated(rows.ravel(), at, count)
 
     def _by_queries(self, there: np.ndarray) -> Iterator[np.ndarray]:
@@ -157,13 +195,17 @@ class ListedPiece(Piece):
 
     def __init__(self, step: ListedStep, entries: np.ndarray, first: int) -> None:
         self.step, self.entries, count = step, entries, len(entries)
-        rows, keys = entries // step.width, step.tiles[entries]
-        rows, keys = (rows[:, :1], keys) if step.tall else (rows, keys[:, :1])
-        self.q = self.into = Blocks(step.rows[rows].reshape(count, -1))
+        # a tall tile has a row of entries, a key tile the others
+        tiles = (entries[:, :1] if step.tall else entries) // step.width
+        self.q = self.into = Blocks(step.rows.take(tiles, 0).reshape(count, -1))
+        keys = step.tiles[entries if step.tall else entries[:, :1]]
         self.k = Blocks(keys, step.placed.k.size)
-        if not step.tall:
+        if step.first is not None:
+            self.into = Blocks(tiles + step.first // step.height, step.height)
+        elif not step.tall:
             # results of all entries lie one behind the other
             self.into = Blocks(np.arange(first, first + entries.size)[None], step.height)
+            self.into.distance = 1
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
         step, (count, many) = self.step, self.entries.shape
@@ -203,3 +245,55 @@ def _weigh(into: Tensor, piece: Piece, keys: Sequence[Tensor], shares: Sequence[
     products = [(x * y).sum(-1) for x, y in zip(shares, keys, strict=True)]
     each = (products[0] + products[1]).view(*entries.shape, -1).sum(-1)
     into[torch.from_numpy(entries)] = each.to(into.dtype)
+
+
+def _forward(
+    parts: Sequence[Tensor], bias: Tensor | None, scale: float, room: Sequence[Tensor] | None
+) -> Partial:
+    """The output [b, 1, h, e] and log-sum-exps [b, 1, h] of blocks' queries, keys and values, which
+    the flash kernel computes, too; `bias` is written over. They are views of `room` [..., h, e]
+    and [..., h], where there is some."""
+    q, k, v = (x[:, 0] for x in parts)
+    weights = _scores(q, k, bias, scale)
+    shape = q.shape[:2]
+    if room is None:
+        room = (
+            scratch("output of products", (*shape, v.shape[2]), v.dtype),
+            scratch("sums of products", shape, v.dtype),
+        )
+    out, lse = room[0].view(*shape, -1), room[1].view(shape)
+    top = weights.amax(-1, keepdim=True)
+    total = weights.sub_(top).exp2_().sum(-1, keepdim=True)
+    torch.bmm(weights, v, out=out).mul_(total.reciprocal())
+    torch.add(top[..., 0], total[..., 0].log2_(), out=lse).mul_(1 / LOG2E)
+    return out[:, None], lse[:, None]
+
+
+def _backward(
+    parts: Sequence[Tensor], bias: Tensor | None, scale: float, room: Sequence[Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of blocks' queries, keys and values, likewise; `parts` are the gradient of the
+    output, q, k, v, the sum of that gradient times the output for each query [b, 1, h, 1], and
+    the log-sum-exps."""
+    grad, q, k, v, delta, lse = (x[:, 0] for x in parts)
+    weights = _scores(q, k, bias, scale).sub_((lse * LOG2E)[..., None]).exp2_()
+    of_v = torch.bmm(weights.mT, grad, out=scratch("value shares", v.shape, v.dtype))
+    of_scores = torch.bmm(grad, v.mT, out=scratch("score shares", weights.shape, v.dtype))
+    of_scores.sub_(delta).mul_(weights)
+    into = scratch("query shares", q.shape, q.dtype) if room is None else room[0].view(q.shape)
+    of_q = _scaled(of_scores, k, scale, into)
+    of_k = _scaled(of_scores.mT, q, scale, scratch("key shares", k.shape, k.dtype))
+    return of_q[:, None], of_k[:, None], of_v[:, None]
+
+
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """The scores of blocks [b, h, w] in units of ln 2, in a buffer."""
+    if bias is None:
+        into = scratch("scores", (*q.shape[:2], k.shape[1]), q.dtype)
+        return _scaled(q, k.mT, scale * LOG2E, into)
+    return bias[:, 0].mul_(LOG2E).baddbmm_(q, k.mT, alpha=scale * LOG2E)
+
+
+def _scaled(x: Tensor, y: Tensor, scale: float, into: Tensor) -> Tensor:
+    """The products of matrices times a scale."""
+    return torch.baddbmm(into, x, y, beta=0, alpha=scale, out=into)

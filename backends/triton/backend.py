@@ -65,9 +65,19 @@ class TritonBackend:
             return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
         if work.normalize not in MERGED:
             return f"it computes softmax weights, and the spec says `normalize {work.normalize}`"
-        if work.decided:
-            return _refuses_decided(work)
-        return refuses_scores(work.changes)
+        if not work.decided:
+            return refuses_scores(work.changes)
+        if work.changes:
+            return "`score` changes the scores of pairs chosen in a call, which only `tables` runs"
+        for leaf in work.decided:
+            if leaf.averages:
+                return f"it has no kernel for `{leaf.name}` with `of = q`"
+            if leaf.weighs_pairs:
+                return (
+                    f"`{leaf.name}` may count a pair several times, and the kernel's masks hold"
+                    " each pair once"
+                )
+        return refuses_decided(work, "cpu")
 
     def cost(self, work: Work) -> float:
         if work.device == "cpu" or not _launches(work):
@@ -78,7 +88,12 @@ class TritonBackend:
     def amounts(self, work: Work) -> Amounts:
         """What the work takes; what run-time inputs leave of it is known in a call alone."""
         if work.hybrid:
-            return together(_beside(work), self.amounts(graph_of(work)))
+            graph, sums = graph_of(work), _of_sums(work)
+            if lagged(work)[1] is not None:
+                # beside no window, it is what the tables of the graph take away from them
+                pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph, ON_GPU))
+                sums = work_amounts("dense", work, call=1, pair=pairs + features_of(work))
+            return together(sums, self.amounts(graph))
         if work.mechanism is not None:
             return _of_sums(work)
         bands = () if work.decided else steps_of(work, ON_GPU)
@@ -147,28 +162,3 @@ def _of_sums(work: Work) -> Amounts:
         return amounts
     # torch makes the features
     return together(amounts, work_amounts("dense", work, call=1, pair=features_of(work)))
-
-
-def _beside(work: Work) -> Amounts:
-    """What sums of features beside a graph take."""
-    if lagged(work)[1] is None:
-        return _of_sums(work)
-    # beside no window, it is what the tables of the graph take away from them
-    graph = steps_of(graph_of(work), ON_GPU)
-    pairs = sum(band.tiles.tiles * prod(band.sizes) for band in graph)
-    return work_amounts("dense", work, call=1, pair=pairs + features_of(work))
-
-
-def _refuses_decided(work: Work) -> str | None:
-    """Why a data-dependent graph is not run, or None."""
-    if work.changes:
-        return "`score` changes the scores of pairs chosen in a call, which only `tables` runs"
-    for leaf in work.decided:
-        if leaf.averages:
-            return f"it has no kernel for `{leaf.name}` with `of = q`"
-        if leaf.weighs_pairs:
-            return (
-                f"`{leaf.name}` may count a pair several times, and the kernel's masks hold each"
-                " pair once"
-            )
-    return refuses_decided(work, "cpu")

@@ -43,9 +43,10 @@ def filled(layout: choice.TileLists, part: Part) -> choice.TileLists:
     named = named.reshape(*named.shape[:2], -1, rows * named.shape[3])
     slots = part.n_k if layout.k_order is None else layout.k_order.shape[2]
     count = -(-slots // (keys * layout.k_tile))
-    sizes = rows * layout.q_tile, keys * layout.k_tile
     lists = listed(marked(named, count))
-    return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
+    return replace(
+        layout, lists=lists, q_tile=rows * layout.q_tile, k_tile=keys * layout.k_tile, whole=False
+    )
 
 
 class DecidedKernel(Launching, DecidedTables):
@@ -81,34 +82,28 @@ class DecidedKernel(Launching, DecidedTables):
 def placed_step(placed: Placed) -> Step:
     """The step of a layout for tensors [B K, R, n_q, …] and [B K, 1, n_k, …]."""
     lists = placed.lists.flatten(0, 1)
-    _, rows, width = lists.shape
+    count, rows, width = lists.shape
     queries = torch.arange(rows, device=lists.device).repeat_interleave(width)
     masked = lists < -1 if placed.masked is None else placed.masked
-    numbers, bits = _masks(placed, masked)
-    masks = Masks(numbers.flatten(1), (lists >= 0).flatten(1), (~masked).flatten(1), bits)
-    tiles = queries[None], lists.clamp(min=0).flatten(1)
-    return Step(
-        _side(placed, placed.q), _side(placed, placed.k), tiles, masks, (width, rows * width)
-    )
-
-
-def _masks(placed: Placed, masked: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the masks of entries bool [lists, rows, r], which have one or not, and masks
-    as bits int32 [masks * height * words]."""
-    lists, rows = masked.shape[:2]
     most = int(masked.sum(2).max()) if masked.numel() else 0
     height, columns = placed.q.size, placed.k.size
-    shape = lists, rows, max(1, most), height, -(-columns // 32)
+    shape = count, rows, max(1, most), height, -(-columns // 32)
     bits = torch.zeros(shape, dtype=torch.int32, device=masked.device)
     slots = torch.sort((~masked).to(torch.int8), dim=2, stable=True)[1][:, :, :most]
-    step = max(1, LOOKED // max(1, lists * most * height * columns))
+    step = max(1, LOOKED // max(1, count * most * height * columns))
     for first in range(0, rows if most else 0, step):
         last = min(first + step, rows)
         # heads of a group hold the same pairs
         mask = placed.held(first, last, slots[:, first:last])
         bits[:, first:last] = packed(mask[:, :, :, :height])
-    base = torch.arange(lists * rows, device=masked.device).view(lists, rows, 1) * max(1, most)
-    return (masked.cumsum(2) - 1).clamp(min=0) + base, bits.flatten()
+    base = torch.arange(count * rows, device=masked.device).view(count, rows, 1) * max(1, most)
+    numbers = (masked.cumsum(2) - 1).clamp(min=0) + base
+    some, full = (lists >= 0).flatten(1), (~masked).flatten(1)
+    masks = Masks(numbers.flatten(1), some, full, bits.flatten())
+    tiles = queries[None], lists.clamp(min=0).flatten(1)
+    return Step(
+        _side(placed, placed.q), _side(placed, placed.k), tiles, masks, (width, rows * width)
+    )
 
 
 def _side(placed: Placed, side: PlacedSide) -> Side:

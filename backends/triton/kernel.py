@@ -4,7 +4,7 @@ plain operations where it cannot go."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -47,12 +47,10 @@ class Launching(SoftmaxKernel):
         # it is kept, so the modes of this call must not reach it
         return apart(lambda: look_of(self.work, self.heads, self.device))
 
-    def launches(
-        self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
-    ) -> Iterable[Launches]:
-        """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]; `back` says that
-        it is for gradients. Data-dependent choices are made one after the other."""
-        raise NotImplementedError
+    launches: Callable[[Sequence[Tensor], Call, float, bool], Iterable[Launches]]
+    """(tensors, call, scale, back) -> the launches of a call with q [B, K, R, n_q, d], k and v
+    [B, K, n_k, …]; `back` says that it is for gradients. Data-dependent choices are made one after
+    the other."""
 
     def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
         return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
@@ -112,28 +110,25 @@ class TritonKernel(Launching, ByTables):
         self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> list[Launches]:
         shape, launches = tensors[0].shape[:4], []
-        for of, steps in self._laid_out([call.data[name] for name in self.work.reads], shape[0]):
+        read, laid_out = [call.data[name] for name in self.work.reads], [(EVERY, self.steps)]
+        if read and self.tiles:
+
+            def together() -> list[Step]:
+                data = dict(zip(self.work.reads, read, strict=True))
+                pairs = zip(self.steps, self.tiles, strict=True)
+                return [replace(step, masks=tiles(data, shape[0])) for step, tiles in pairs]
+
+            laid_out = [(EVERY, self.last.get(read, together, shape[0]))]
+        elif read:
+            samples = ([x[at] for x in read] for at in range(shape[0]))
+            laid_out = [(slice(at, at + 1), self._of_sample(x)) for at, x in enumerate(samples)]
+        for of, steps in laid_out:
             line = call.line + (of.start or 0) * len(self.heads)
             padding = None if call.padding is None else call.padding[of]
             its = replace(call, padding=padding, line=line)
             part = Part(of, EVERY, EVERY, shape, self.work.n_k, its)
             launches.append(Launches(self.look, steps, part, tensors, scale, back))
         return launches
-
-    def _laid_out(self, read: Sequence[Tensor], batch: int) -> list[tuple[slice, list[Step]]]:
-        """The samples of a call with these inputs, and their steps."""
-        if not read:
-            return [(EVERY, self.steps)]
-        if not self.tiles:
-            samples = ([x[at] for x in read] for at in range(batch))
-            return [(slice(at, at + 1), self._of_sample(x)) for at, x in enumerate(samples)]
-
-        def together() -> list[Step]:
-            data = dict(zip(self.work.reads, read, strict=True))
-            pairs = zip(self.steps, self.tiles, strict=True)
-            return [replace(step, masks=tiles(data, batch)) for step, tiles in pairs]
-
-        return [(EVERY, self.last.get(read, together, batch))]
 
     def _of_sample(self, read: Sequence[Tensor]) -> list[Step]:
         """The steps of one sample, kept for the last few inputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnspec.layout.orders import Boxed, Order, Side
+from attnspec.layout.orders import Boxed, Order
 from attnspec.layout.steps import Means, equal, fixed
 from attnspec.layout.tiling import Survey
 
@@ -14,11 +14,6 @@ WHOLE = 128
 
 FETCHED = 32
 """Queries of a block at which fetching a key costs as much as its products."""
-
-
-def _size(length: int, side: Side, target: int) -> int:
-    """As for bands, but that boxes are as many as a tile holds."""
-    return (fixed if isinstance(side, Boxed) else equal)(length, side, target)
 
 
 def _units(tiles: Survey, order: Order) -> dict[str, float]:
@@ -38,7 +33,13 @@ def _units(tiles: Survey, order: Order) -> dict[str, float]:
 LARGE = (256, 512, 1024, 2048, 4096)
 """Tile sizes for graphs of which smaller ones would be too many."""
 
-ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _units, _size)
+ON_GPU = Means(
+    *("triton", "cuda", (64, WHOLE), LARGE, _units),
+    # as for bands, but that boxes are as many as a tile holds
+    lambda length, side, target: (fixed if isinstance(side, Boxed) else equal)(
+        length, side, target
+    ),
+)
 """The tiles of the kernels here."""
 
 

@@ -49,11 +49,11 @@ def shards_of(name: str) -> Shards:
 
 
 def quick() -> set[str]:
-    """Of the bodies each 18th, and those that have a word of the language which none before has:
+    """Of the bodies each 36th, and those that have a word of the language which none before has:
     a pattern, a mechanism, an input, a normaliser."""
     words, found = set[str](), set[str]()
     for turn, name in enumerate(NAMES):
-        if name in BODIES and (turn % 18 == 1 or not kinds(population()[name]) <= words):
+        if name in BODIES and (turn % 36 == 1 or not kinds(population()[name]) <= words):
             words |= kinds(population()[name])
             found.add(name)
     return found

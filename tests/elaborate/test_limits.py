@@ -9,6 +9,7 @@ import tracemalloc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -257,8 +258,7 @@ def masks(spec: Spec) -> None:
     spec.mask(n, inputs=inputs_of(spec, n))
 
 
-@pytest.mark.parametrize("by_words", [True, False])
-@pytest.mark.parametrize("seed", few(range(4), 4))
+@pytest.mark.parametrize(("seed", "by_words"), few(product(range(4), [True, False]), 8))
 def test_any_damage_is_compiled_or_explained(seed: int, by_words: bool, tmp_path: Path) -> None:
     draw, path = random.Random(seed), tmp_path / "damaged.attn"
     texts = [each.read_text(encoding="utf-8") for each in zoo.FILES]

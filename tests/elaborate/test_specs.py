@@ -329,7 +329,7 @@ def test_kernels_may_be_added_to_a_graph(mechanism: str) -> None:
 )
 def test_the_parentheses_that_a_hybrid_needs_are_offered(body: str) -> None:
     (found,) = refused(f"attention a {{ attend {body} }}")
-    shown = {f"put the whole graph into parentheses, `(A {x} B) + M`" for x in "|&-"}
+    shown = {f"join graphs A and B, then add mechanism M: `(A {x} B) + M`" for x in "|&-"}
     assert found.help in shown
     meant = f"({body.replace('linear()', 'self').replace('+', '|')}) + linear()"
     assert spec_of(f"attend {meant}").program.attend().mechanism is not None

@@ -67,8 +67,8 @@ def test_drawn_graphs_are_judged_as_brute_force_judges_them() -> None:
             "query 0 reads 0 at n = 2, but not at n = 3 in head 1; `columns(last(2))` reads"
             " `last(2)`, which are others as the sequence grows",
         ),
-        ("causal attend expander(degree = 2)", "refuted", "`random(keys = …)` under the statement"),
-        ("attend random(keys = 2) & causal", "refuted", "draws among all n keys: under the"),
+        ("causal attend expander(degree = 2)", "refuted", "use `random(keys = …)`, which"),
+        ("attend random(keys = 2) & causal", "refuted", "draws among all n keys: add the"),
         ("causal attend random(keys = 2)", "proven", ""),
         ("causal attend random_blocks(size = 3, blocks = 1)", "proven", ""),
         (

@@ -208,7 +208,7 @@ UNSTABLE = [
         "causal attend window(before = 2, after = 0) | columns(last(4))",
         "others as the sequence grows",
     ),
-    ("causal attend self | expander(degree = 4)", "`random(keys = …)` under the statement"),
+    ("causal attend self | expander(degree = 4)", "use `random(keys = …)`"),
     ("causal attend where(q - k <= n // 4)", "compare q and k with numbers"),
 ]
 
@@ -234,7 +234,7 @@ def test_generation_with_rows_that_change_is_refused(body: str, words: str) -> N
     ("body", "words"),
     [
         ("attend self | random(keys = 3)", "`random(keys = 3)` draws among all n"),
-        ("attend self | random_blocks(size = 4, blocks = 1)", "under the statement `causal`"),
+        ("attend self | random_blocks(size = 4, blocks = 1)", "add the statement `causal`"),
         ("attend self | expander(degree = 2)", "draws cycles through all n"),
         ("attend self | columns(last(3))", "`columns(last(3))` reads `last(3)`"),
         ("attend window(radius = isqrt(n))", "in place of `isqrt(n)`"),

@@ -47,7 +47,7 @@ class BlockRows:
         return mask.reshape(down * size, along * size)[: self.queries, : self.n]
 
 
-def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> BlockRows:
+def block_rows(relation: Relation, n: int, size: int, m: int | None) -> BlockRows:
     """A relation of n keys and m queries, n where it is None, in blocks of `size` of both.
 
     Raises TooMuch for more than `LIMITS.mask_bytes` of masks.

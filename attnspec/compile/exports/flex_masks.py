@@ -76,7 +76,10 @@ class FlexMask:
         """
         if self.n is not None:
             return self._mod(self._sides(self.n, self.m))
-        if self._mask_text is None or _reads_length(self.program, self._mask_text):
+        text, graphs = self._mask_text, [x.graph for x in self.program.attends if x.graph]
+        # a pattern may be another one at another length, or the formula ask for n or m
+        changes = any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph))
+        if text is None or changes or text.settings["BY_LENGTH"]:
             length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
                 f"the pairs of `{self.program.name}` depend on n: write `to_flex{length}`"
@@ -183,7 +186,6 @@ class FlexMask:
         return batch, self.heads, -(-sides.queries // BLOCK), -(-sides.keys // BLOCK)
 
     def _sides(self, n: int, m: int | None) -> Crossing:
-        """How many queries and keys there are."""
         program, length = crossed(self.program, n, m)
         return program.crossing or Crossing(length, length)
 
@@ -228,14 +230,6 @@ def _executed(program: Program, text: Text) -> dict[str, Any]:
     return space
 
 
-def _reads_length(program: Program, text: Text) -> bool:
-    """Whether the formula asks for n or m, or a pattern is another one at another length."""
-    graphs = (attend.graph for attend in program.attends if attend.graph)
-    if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
-        return True
-    return bool(text.settings["BY_LENGTH"])
-
-
 def flex_mask(
     program: Program,
     n: int | None,
@@ -243,7 +237,7 @@ def flex_mask(
     heads: int | None,
     inputs: Mapping[str, Any] | None,
     device: str,
-    m: int | None = None,
+    m: int | None,
 ) -> FlexMask:
     """The pairs of one layer for FlexAttention; of a spec with `cross` for m queries and n keys.
 

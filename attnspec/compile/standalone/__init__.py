@@ -10,10 +10,10 @@ from typing import Any
 
 from attnspec.backends.factored.definitions import TEXTS, settings_of
 from attnspec.compile.standalone.formulas import LEAST
-from attnspec.compile.standalone.graphs import graph_text
+from attnspec.compile.standalone.graphs import mask_text
 from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import StandaloneError
-from attnspec.compile.standalone.scores import numbers_in
+from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.bind import Situation
 from attnspec.graphs.relation import chosen_text
 from attnspec.ir.crossing import QUERIES
@@ -32,7 +32,12 @@ def standalone_module(program: Program, class_name: str) -> str:
     try:
         for leaf in decided_leaves(program):
             raise StandaloneError(chosen_text(leaf.pattern))
-        text = graph_text(program) if graphs else _mechanism_text(program)
+        if graphs:
+            mask, scores = mask_text(program), score_text(program)
+            settings = {**mask.settings, **scores.settings, "SCALED": False}
+            text = Text({**mask.functions, **scores.functions}, settings)
+        else:
+            text = _mechanism_text(program)
         text.settings["REFUSED"] = bool(refusal)
         text.names.update({"Attention": class_name, "exportable(k)": refusal})
         roots = ("mask_mod_of", "attend", "Attention") if graphs else ("Attention",)
@@ -111,7 +116,8 @@ def _mechanism_text(program: Program) -> Text:
     if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
         raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
     settings = {
-        **{"INPUTS": {}, "PAIRS": False},
+        "INPUTS": {},
+        "PAIRS": False,
         **chosen,
         "PARTS": parts,
         "SCALED": any(part.start == "scaled" for _, part in learned_parts(program)),

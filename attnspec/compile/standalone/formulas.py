@@ -119,7 +119,6 @@ def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
 
 
 def _tokens(term: TokenTerm, page: Page, side: Side) -> Operand:
-    """Whether a position is one of a set of tokens."""
     if isinstance(term, InputRef):
         return page.read(term, side.at)
     if isinstance(term, TokenCompound):
@@ -146,7 +145,18 @@ def _where(given: Mapping[str, Any], page: Page, q: Side, k: Side) -> Operand:
             values.update({f"{side}.{axis}": at for axis, at in axes})
     for entry in given.get("inputs", ()):
         values |= page.readings(entry, q.at, k.at)
-        _ask(predicate, entry.name, page)
+        # what an input must be so that its numbers are exact
+        if real_remainder(predicate, ()) is not None:
+            raise StandaloneError(f"`//` or `%` divides a real number made from `{entry.name}`")
+        most, whole = page.numbers.get(entry.name, (None, False))
+        try:
+            room = exact_up_to(predicate, int(page.symbol("n").high))
+        except RelationError as error:
+            raise StandaloneError(str(error)) from None
+        if room is not None:
+            most = min(room, room if most is None else most)
+        whole = whole or real_remainder(predicate, (entry.name,)) is not None
+        page.numbers[entry.name] = most, whole
     formula = said(predicate, values, page)
     if "inputs" not in given:
         page.most = min(page.most, _most(predicate, values, page))
@@ -211,20 +221,6 @@ def _numbers(what: str, values: Any, page: Page) -> tuple[int, ...]:
     return extents  # type: ignore[return-value]
 
 
-def _ask(predicate: Scalar, read: str, page: Page) -> None:
-    """Notes what a predicate needs an input to be, so that its numbers are exact."""
-    if real_remainder(predicate, ()) is not None:
-        raise StandaloneError(f"`//` or `%` divides a real number made from `{read}`")
-    most, whole = page.numbers.get(read, (None, False))
-    try:
-        room = exact_up_to(predicate, int(page.symbol("n").high))
-    except RelationError as error:
-        raise StandaloneError(str(error)) from None
-    if room is not None:
-        most = min(room, room if most is None else most)
-    page.numbers[read] = most, whole or real_remainder(predicate, (read,)) is not None
-
-
 def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     """The longest sequence, MOST or a power of two, of which every number of a predicate fits."""
     read = {*symbols(predicate)}
@@ -281,8 +277,15 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
             made = f"torch.bucketize({distances}, {steps}, right=True)"
             index = call(".clamp_max", args[0], max(args[1:], default=0))
             return page.made("buckets", made, f"[{index.text}]")
+        case "ceil" | "floor" if kind_of(args[0]) in ("int", "bool"):
+            return counted(args[0])
+        case "ceil" | "floor" if not tensor_of(*args):
+            return call(f"math.{op}", *args)
         case "ceil" | "floor":
-            return _rounded(op, args[0], page)
+            kind = kind_of(args[0])
+            rounded = call(f"torch.{op}", *args, kind=kind)
+            # of an input, a predicate compares what may be no number
+            return rounded if kind == "number" and not page.scores else call(".long", rounded)
         case "sqrt" | "isqrt" | "log2" | "log" | "exp" | "tanh":
             return _function(op, args[0], page)
         case _:
@@ -290,7 +293,6 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
 
 
 def _extreme(op: str, a: Operand, b: Operand) -> Operand:
-    """The lesser or greater of two operands."""
     if not isinstance(a, Expression) and not isinstance(b, Expression):
         return OPERATIONS[op](a, b)
     if not tensor_of(a, b):
@@ -341,16 +343,6 @@ def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
         one, other, kind = alike(each, found)
         found = call("torch.where", index == place, one, other, kind=kind)
     return found
-
-
-def _rounded(op: str, x: Operand, page: Page) -> Operand:
-    if kind_of(x) in ("int", "bool"):
-        return counted(x)
-    if not tensor_of(x):
-        return call(f"math.{op}", x)
-    rounded = call(f"torch.{op}", x, kind=kind_of(x))
-    # of an input, a predicate compares what may be no number
-    return rounded if kind_of(x) == "number" and not page.scores else call(".long", rounded)
 
 
 LEAST = {"log2": 1, "log": 1, "sqrt": 0, "isqrt": 0}

@@ -10,17 +10,9 @@ from attnspec.compile.standalone.expressions import closure
 from attnspec.compile.standalone.formulas import formula_of
 from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import Page, argument_of
-from attnspec.compile.standalone.scores import score_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Program, Term, inputs_of
 from attnspec.limits import LIMITS
-
-
-def graph_text(program: Program) -> Text:
-    """The functions of a file. Raises StandaloneError for what cannot be said."""
-    mask, scores = mask_text(program), score_text(program)
-    settings = {**mask.settings, **scores.settings, "SCALED": False}
-    return Text({**mask.functions, **scores.functions}, settings)
 
 
 def mask_text(program: Program) -> Text:
@@ -65,8 +57,11 @@ def mask_text(program: Program) -> Text:
     inner = ["mask_mod(b, h, q, k)", *statements]
     function = closure("mask_mod_of(layer, size, device, x)", doc, sizes, before, inner)
     by_length = re.search(rf"\b(n|{QUERIES})\b", " ".join(chain.from_iterable(slots)))
-    settings = {"SCORED": tuple(x.name for x in program.inputs if x.name not in read)}
-    return Text({"mask_mod_of": function}, {**settings, "BY_LENGTH": by_length is not None})
+    settings = {
+        "SCORED": tuple(x.name for x in program.inputs if x.name not in read),
+        "BY_LENGTH": by_length is not None,
+    }
+    return Text({"mask_mod_of": function}, settings)
 
 
 def _lengths(page: Page) -> list[str]:

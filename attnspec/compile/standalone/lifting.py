@@ -50,9 +50,13 @@ class Text:
         that are written for this file, or else those of the sources, with other names."""
         kinds = {x.name: (x.kind.replace("tokens", "bool"), x.at_most) for x in program.inputs}
         settings = {
-            **{"HEADS": program.heads, "LAYERS": program.layers, "INPUTS": kinds},
-            **{"SLOTS": program.slots, "CROSS": program.cross},
-            **{"PAIRS": bool(pair_inputs(program)), **self.settings},
+            "HEADS": program.heads,
+            "LAYERS": program.layers,
+            "INPUTS": kinds,
+            "SLOTS": program.slots,
+            "CROSS": program.cross,
+            "PAIRS": bool(pair_inputs(program)),
+            **self.settings,
         }
         names = {**self.names, **(module.TWO_SEQUENCES if program.cross else {})}
         written = self.functions

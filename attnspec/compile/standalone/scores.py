@@ -64,7 +64,14 @@ def score_text(program: Program) -> Text:
                 made = f'x["{entry.name}"].to(kind).expand(-1, q.shape[1], -1, -1)'
             before.append(f"{argument_of(entry)} = {made}")
     before += [f"{name} = {made}" for name, made in page.lists.items()]
-    score_mod = _score_mod(program, before, statements)
+    if not program.cross and re.search(r"\bq\b", " ".join(statements)):
+        # positions of queries are counted from the last ones
+        statements.insert(0, "q = q + (n - n_q)")
+    doc = "What changes the score of query q and key k in head h."
+    kind = "torch.promote_types(q.dtype, torch.float32)"
+    sizes = {"n_q": "q.shape[2]", QUERIES: "q.shape[2]", "n": "k.shape[2]", "kind": kind}
+    inner = ["score_mod(score, b, h, q, k)", *statements, "return score"]
+    score_mod = closure("score_mod_of(q, k, layer, x, learned)", doc, sizes, before, inner)
     functions = {"scale_of": _scale(program), "score_mod_of": score_mod}
     changed = bool(attend.scores)
     settings = {"NORMALIZE": attend.normalize, "CHANGED": changed, "FUSED": adds, "PARTS": parts}
@@ -86,18 +93,6 @@ def _of_score(change: Operand, value: Scalar, page: Page) -> str:
         change = call("torch.where", inside, change, Expression("torch.nan"), kind="score")
     page.inside.clear()
     return str(change.text)
-
-
-def _score_mod(program: Program, before: list[str], statements: list[str]) -> str:
-    """The text of `score_mod_of`."""
-    if not program.cross and re.search(r"\bq\b", " ".join(statements)):
-        # positions of queries are counted from the last ones
-        statements = ["q = q + (n - n_q)", *statements]
-    doc = "What changes the score of query q and key k in head h."
-    kind = "torch.promote_types(q.dtype, torch.float32)"
-    sizes = {"n_q": "q.shape[2]", QUERIES: "q.shape[2]", "n": "k.shape[2]", "kind": kind}
-    inner = ["score_mod(score, b, h, q, k)", *statements, "return score"]
-    return closure("score_mod_of(q, k, layer, x, learned)", doc, sizes, before, inner)
 
 
 def _scale(program: Program) -> str:

@@ -37,7 +37,7 @@ class Expander(Drawn):
     symmetric: ClassVar = True
     changes: ClassVar = Changing(
         "draws cycles through all n positions",
-        "`random(keys = …)` under the statement `causal` draws among the keys up to the query",
+        "use `random(keys = …)`, which under the statement `causal` draws among earlier keys",
     )
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ class Random(Drawn):
     one_sequence: ClassVar = "draws by the places of one sequence"
     changes: ClassVar = Changing(
         "draws among all n keys",
-        "under the statement `causal` it draws among the keys up to the query",
+        "add the statement `causal`, under which it draws among earlier keys",
         under_causal=False,
     )
 

@@ -41,7 +41,7 @@ class RandomBlocks(Relation):
     one_sequence: ClassVar = "draws by the places of one sequence"
     changes: ClassVar = Changing(
         "draws among all blocks of n positions",
-        "under the statement `causal` it draws among the blocks up to the query's own",
+        "add the statement `causal`, under which it draws among the blocks up to the query's own",
         under_causal=False,
     )
     numpy_only: ClassVar = True

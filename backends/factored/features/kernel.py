@@ -48,8 +48,7 @@ class FeatureKernel(Summing):
     ) -> tuple[Outputs, object]:
         """The same of the causal sums of more positions, on top of those that `state` holds, None
         at first, and the state after them."""
-        request = self.given(q, k, v, call)
-        sums, after = request.summed(cast("State | None", state))
+        sums, after = self.given(q, k, v, call).summed(cast("State | None", state))
         return by_head(q, self.worth(sums)), after
 
     def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:

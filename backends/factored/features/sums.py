@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from attnspec.backends.common.merging import LOWEST, wide_type
+from attnspec.backends.common.merging import LOWEST, joined, wide_type
 from attnspec.backends.common.torch_modes import (
     Function,
     derivatives,
@@ -233,11 +233,6 @@ class Given(NamedTuple):
             state = State(state.sums, self.no_frame())
         out, log, sums, base = uncast(_summed, self, state)
         return (out, log.detach()), State(sums, base.detach())
-
-
-def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Tensors one after the other along an axis."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
 def _sizes(count: int, step: int) -> list[int]:

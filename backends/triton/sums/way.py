@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from attnspec.backends.common.exact import has_numbers, in_rows
-from attnspec.backends.common.merging import Outputs
+from attnspec.backends.common.merging import Outputs, joined
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import least_in_frames
-from attnspec.backends.factored.features.sums import Derived, Given, Weighed, joined, opened
+from attnspec.backends.factored.features.sums import Derived, Given, Weighed, opened
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
 from attnspec.backends.triton.blocks import Rows
@@ -220,8 +220,21 @@ class _Launches:
             count = self._programs(False, plan.talls)
             rest = f, g, above, rows_of(into.v[:, None]), self.frames, behind, plan
             attention.launch(kernels.of_values, count, rest, *PROGRAM)
-        if not direct:
-            self._through(into, of_f, of_g)
+        if direct:
+            return
+        # from features to rows, tables and gates
+        left, right, of_f, of_g = (x.to(kind) for x in (self.f, self.g, of_f, of_g))
+        if into.gate:
+            into.gate[0].add_((right * of_g).sum(-1)[:, 0])
+            into.gate[1][:, self.first :].sub_((left * of_f).sum(-1).sum(1))
+        request, features = self.made
+        leaves, targets = ((x.q, x.k, *x.tables.values()) for x in (request, into))
+        upper = of_f.reshape(features[0].shape), of_g.reshape(features[1].shape)
+        grads = torch.autograd.grad(features, leaves, upper, allow_unused=True)
+        for target, share in zip(targets, grads, strict=True):
+            # a batch of padding alone has none
+            if share is not None:
+                target.add_(share)
 
     def _above(
         self, out: Tensor, totals: Tensor, grad: Tensor, of_totals: Tensor
@@ -239,21 +252,6 @@ class _Launches:
             (slope,) = torch.autograd.grad(divisor, total, torch.ones_like(divisor))
             of_weights = of_totals - delta * of_sums * slope
         return rows_of(grad), rows_of(of_sums), rows_of(of_weights)
-
-    def _through(self, into: Given, of_f: Tensor, of_g: Tensor) -> None:
-        """Takes the gradients of features to rows, tables and gates."""
-        f, g, of_f, of_g = (x.to(self.kind) for x in (self.f, self.g, of_f, of_g))
-        if into.gate:
-            into.gate[0].add_((g * of_g).sum(-1)[:, 0])
-            into.gate[1][:, self.first :].sub_((f * of_f).sum(-1).sum(1))
-        request, features = self.made
-        leaves, targets = ((x.q, x.k, *x.tables.values()) for x in (request, into))
-        above = of_f.reshape(features[0].shape), of_g.reshape(features[1].shape)
-        grads = torch.autograd.grad(features, leaves, above, allow_unused=True)
-        for target, share in zip(targets, grads, strict=True):
-            # a batch of padding alone has none
-            if share is not None:
-                target.add_(share)
 
     def _programs(self, queries: bool, blocks: int) -> int:
         """How many programs take all chunks of a side."""
