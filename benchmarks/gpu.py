@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -28,14 +26,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attnspec
 from attnspec.bench.timing import alternate, machine, versions
 from attnspec.elaborate import attention_names
-from attnspec.lower.lower import decided_leaves
 from attnspec.spec import Spec
 from attnspec.text.decoding import read_source
-from attnspec.verification.numbers import error_bound
-from attnspec.verification.samples import sample_inputs
 from benchmarks.cases import CASES, SHAPE_PATTERNS, SHAPES, Shape
+from benchmarks.gpu_checks import Row, Tensors, able, checked
 from benchmarks.masks import predicate
-from benchmarks.measuring import PACKAGES, Json, read, write
+from benchmarks.measuring import PACKAGES, read, write
 from benchmarks.shapes import called, padding_of, torch_call
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu.json"
@@ -50,16 +46,6 @@ LONGEST = 180
 
 UNENDED = "the process ended in it, or was ended"
 """The reason of a row that began."""
-
-WHOLE = 8192
-"""Positions up to which queries of the whole sequence are checked, by the definition of every pair;
-of longer ones the last are."""
-
-ROWS = 32
-"""Queries that are checked."""
-
-OFF = 0.1
-"""The share of these that may differ where a rounding decides which keys are read."""
 
 TARGETS: Mapping[str, str] = {
     "G0": "static graphs and those of inputs: no training step waits for the device; CUDA graphs"
@@ -127,10 +113,6 @@ class Settings:
 
 DRY = Settings("cpu", (torch.float32,), (1, 33), (256,), 256, 1024, (Shape(2, 2, 40),), 2, 1, 24)
 
-Row = dict[str, Json]
-
-Tensors = Sequence[torch.Tensor]
-
 
 def rows(at: Settings) -> Iterator[tuple[str, str, Callable[[], Row]]]:
     """Everything that is done: `checks` or `times`, a name, and what measures the row; what is
@@ -142,12 +124,12 @@ def rows(at: Settings) -> Iterator[tuple[str, str, Callable[[], Row]]]:
             for path, name in named:
                 spec = attnspec.load(path, name=name)
                 n = spec.program.fixed_length or length
-                backends = able(spec, n, at)
+                backends = able(spec, n, at.device)
                 for backend in backends if turn else backends and ["auto"]:
                     for dtype in at.dtypes:
                         kind = str(dtype).removeprefix("torch.")
                         title = f"check {path.name}:{name}, n = {n}, {kind}, {backend}"
-                        yield "checks", title, partial(checked, at, spec, n, dtype, backend)
+                        yield "checks", title, partial(checked, at.device, spec, n, dtype, backend)
     for number, (title, measure) in enumerate(timings(at)):
         if at.every == 1 or number % 3 == 0 or title[:2] not in ("G0", "G1", "G2", "G7"):
             yield "times", title, measure
@@ -172,76 +154,6 @@ def timings(at: Settings) -> Iterator[tuple[str, Callable[[], Row]]]:
     for n in at.lengths:
         for name in BESIDE_FLEX:
             yield f"G1, {name}, n = {n:,}", partial(beside_flex, at, name, n)
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def able(spec: Spec, n: int, at: Settings) -> list[str]:
-    """Every backend that refuses no layer, but that of all pairs for a long sequence; none where
-    the spec has no such length."""
-    try:
-        steps = spec.plan(n, at.device).steps
-    except ValueError:
-        return []
-    each = [{x.backend.name for x in step.candidates if x.refusal is None} for step in steps]
-    return sorted(name for name in set.intersection(*each) if name != "dense" or n <= WHOLE)
-
-
-def checked(at: Settings, spec: Spec, n: int, dtype: torch.dtype, backend: str) -> Row:
-    """The largest errors of values and gradients in parts of what is allowed: ok up to 1. Held
-    against the definition in float64; data-dependent graphs and mechanisms, beyond the lengths of
-    which every pair is compared, against themselves."""
-    torch.manual_seed(0)
-    heads, size = spec.program.heads or 4, 64
-    data = {name: x.to(at.device) for name, x in sample_inputs(spec.program, n).items()}
-    given = [torch.randn(1, heads, n, size).to(at.device, dtype) for _ in range(3)]
-    # what hashes keys that are the queries
-    given[1] = given[0].clone() if "lsh" in spec.source else given[1]
-    first = 0 if n <= WHOLE else n - ROWS
-    places = np.unique(np.linspace(first, n - 1, min(n, ROWS)).round().astype(np.int64))
-    at_rows = torch.from_numpy(places).to(at.device)
-    upstream = torch.randn(1, heads, len(places), size).to(at.device, dtype)
-    module = spec.compile(backend, at.device, size).to(dtype)
-    decided = bool(decided_leaves(spec.program))
-    summed = any(attend.mechanism for attend in spec.program.attends)
-    alone = summed or (decided and n > WHOLE)
-    meant = spec.compile("auto" if alone else "dense", at.device, size).double()
-    meant.load_state_dict({name: x.double() for name, x in module.state_dict().items()})
-
-    def run(module: Any, low: int, *x: torch.Tensor, turned: bool = False) -> torch.Tensor:
-        # of a long graph the last queries alone are asked for
-        out: torch.Tensor = module(x[0][:, :, low:], *x[1:], inputs=data or None)
-        if not turned:
-            return out[:, :, at_rows - low]
-        # as models read it, so that the gradient has the strides of [B, n, H, d]
-        return out.transpose(1, 2)[:, at_rows - low].transpose(1, 2)
-
-    # one of each layout: no kernel may take the second for the first
-    found = with_gradients(partial(run, module, 0), given, upstream)
-    found = with_gradients(partial(run, module, 0, turned=True), given, upstream)
-    low = 0 if alone or decided else first
-    exact = with_gradients(partial(run, meant, low), [x.double() for x in given], upstream.double())
-    largest = max(float(x.abs().max()) for x in exact)
-    errors: dict[str, Json] = {}
-    off = 0
-    for name, mine, right in zip(("out", "q", "k", "v"), found, exact, strict=True):
-        allowed = error_bound(right, right.to(dtype).double(), dtype, largest)
-        error = (mine.double() - right).abs()
-        worst = float(error.max()) / allowed
-        errors[name] = worst if math.isfinite(worst) else str(worst)
-        if name == "out":
-            off = int((error.amax((0, 1, 3)) > allowed).sum())
-    ok = all(isinstance(x, float) and x <= 1 for x in errors.values())
-    decides = decided and off <= OFF * len(places)
-    return {"ok": ok or decides, "errors": errors, "queries_off": off, "queries": len(places)}
-
-
-def with_gradients(run: Callable[..., torch.Tensor], given: Tensors, upstream: Any) -> Tensors:
-    inputs = [x.detach().requires_grad_() for x in given]
-    out = run(*inputs)
-    grads = torch.autograd.grad(out, inputs, upstream, allow_unused=True, materialize_grads=True)
-    return [out.detach(), *grads]
 
 
 # --- times ---------------------------------------------------------------------------------------

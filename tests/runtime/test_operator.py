@@ -61,7 +61,7 @@ def check_same(found: Tensor, meant: Tensor, leaves: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_q"), few([("input", None), ("static", None), ("bias", 3), ("hybrid", None)])
+    ("name", "n_q"), few([("input", None), ("static", None), ("bias", 3), ("hybrid", None)], 4)
 )
 def test_one_graph_for_all_lengths(name: str, n_q: int | None) -> None:
     """Of whole sequences, or of the last queries in steps of generation."""
@@ -288,11 +288,14 @@ def test_every_level_of_torch_func_derives(body: str) -> None:
 
 @pytest.mark.parametrize(
     ("body", "different"),
-    [
-        ("layers 5 causal attend window(before = 7, after = 0)", 1),
-        ("layers 5 attend full layer 3 { attend block(size = 4) }", 2),
-        ("layers 3 attend random_blocks(size = 4, blocks = 2, seed = 1)", 3),
-    ],
+    few(
+        [
+            ("layers 5 attend full layer 3 { attend block(size = 4) }", 2),
+            ("layers 5 causal attend window(before = 7, after = 0)", 1),
+            ("layers 3 attend random_blocks(size = 4, blocks = 2, seed = 1)", 3),
+        ],
+        3,
+    ),
 )
 def test_layers_that_compute_the_same_are_one_graph(body: str, different: int) -> None:
     spec = spec_of(body)
