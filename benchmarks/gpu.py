@@ -371,7 +371,7 @@ def run(path: Path, at: Settings, seconds: float, only: str | None) -> bool:
         figures[part][name] = {"reason": UNENDED, **wrong}
         write(path, figures)
         # it reaches a process that is blocked in the driver, as no exception does
-        faulthandler.dump_traceback_later(LONGEST, exit=True)
+        faulthandler.dump_traceback_later(LONGEST, exit=True, file=2)
         lost = False
         try:
             found = measure()
