@@ -111,7 +111,7 @@ class Settings:
         return self.device == "cuda"
 
 
-DRY = Settings("cpu", (torch.float32,), (1, 33), (256,), 256, 1024, (Shape(2, 2, 40),), 2, 1, 24)
+DRY = Settings("cpu", (torch.bfloat16,), (1, 33), (256,), 256, 1024, (Shape(2, 2, 40),), 2, 1, 24)
 
 
 def rows(at: Settings) -> Iterator[tuple[str, str, Callable[[], Row]]]:
