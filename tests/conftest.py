@@ -21,6 +21,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # the rates that ship: what is chosen must not depend on who runs the tests
 os.environ["ATTNSPEC_RATES"] = ""
 
+TOGETHER = ("tests/editor", "tests/integrations", "tests/model_check")
+"""Folders whose tests share what takes seconds to start: a language server, models."""
+
 settings.register_profile(
     "suite",
     deadline=None,
@@ -136,7 +139,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         return None
     scheduler = LoadGroupScheduling(config, log)
     group_of = scheduler._split_scope
-    scheduler._split_scope = lambda case: group_of(case).partition("[")[0]
+
+    def scope_of(case: str) -> str:
+        folder = case.partition("/test_")[0]
+        return folder if folder in TOGETHER else group_of(case).partition("[")[0]
+
+    scheduler._split_scope = scope_of
     return scheduler
 
 

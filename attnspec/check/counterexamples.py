@@ -93,7 +93,7 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
     query, key = pair
     count = f" ({missing:,} such pairs)" if missing > 1 and not spread.sampled else ""
     steps = reach.path(stack, n, query, key)
-    how = "it never reads this key, even if the last layer is repeated"
+    how = "no number of layers changes that"
     if steps is not None:
         how = f"reading it takes {count_of(steps[0][0] + 1, 'layer')}: {drawn(stack, query, steps)}"
     return f"after {count_of(layers, 'layer')} query {query} has not read key {key}{count}; {how}"
@@ -221,8 +221,8 @@ def of_graphs(claim: Claim, at: Situation) -> str | None:
             (query, key), *_ = missing.examples
             rows = [row_text(relation, query, at.n) for relation in (here, there)]
             return (
-                f"query {query} reads key {key} in {name} but not in {elsewhere}: {rows[0]} in the"
-                f" former, {rows[1]} in the latter"
+                f"query {query} reads key {key} in {name} (it reads {rows[0]}) but not in"
+                f" {elsewhere} ({rows[1]})"
             )
     return None
 

@@ -75,7 +75,9 @@ PATHS = (
 REPEATED = "where this takes more layers than the spec has, its last layer is repeated"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
-WHERE_IT_HAS_A_VALUE = "restrict the claim to other lengths: add `for n >= …` or `at n = …` to it"
+WHERE_IT_HAS_A_VALUE = (
+    "write a term that has a value everywhere, or restrict the claim by `for n >= …` or `at n = …`"
+)
 
 
 @dataclass(frozen=True)

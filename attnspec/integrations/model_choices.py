@@ -40,7 +40,9 @@ def lists_of(
     """What a layer chose: by keyword, or as a mask bool [B, 1 or H, q, k]; None for nothing."""
     keys, blocks = terms.get(INDICES), terms.get(BLOCKS)
     if isinstance(keys, Tensor) and isinstance(blocks, Tensor):
-        raise AttnSpecError(f"the model must pass `{INDICES}` or `{BLOCKS}`, got both")
+        raise AttnSpecError(
+            f"the model passes both `{INDICES}` and `{BLOCKS}`, and a spec takes one of them"
+        )
     if isinstance(keys, Tensor):
         _require_axes(INDICES, keys, 3, "[batch, queries, keys]")
         # made of a mask that knows its facts, which concern this layer alone

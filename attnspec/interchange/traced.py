@@ -358,7 +358,10 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
         if places is None or below or reach_of(value, ranges) * 2**places > most:
             longer = "convert the operands by `.long()` or `.double()`"
-            longer += ", and multiply, not divide" if op == "/" else ""
+            if op == "/":
+                longer = (
+                    "instead of dividing, multiply the other side: `q >= 3 * k` for `q / 3 >= k`"
+                )
             advice = "write a formula of smaller numbers"
             advice = advice if kind in (torch.int64, torch.float64) else longer
             raise UntracedError(f"its numbers may be rounded or overflow in {kind}; {advice}")
@@ -569,8 +572,9 @@ def _listed(what: str, tensor: Any) -> list[int | float]:
     traced = isinstance(tensor, Traced)
     if traced or not isinstance(tensor, Tensor) or tensor.numel() > MOST_LISTED:
         raise UntracedError(
-            f"{what} takes a captured tensor of at most {MOST_LISTED} numbers here; instead make"
-            " a boolean tensor with one entry for each position, and read that at [q] or [k]"
+            f"{what} takes a captured tensor of at most {MOST_LISTED} numbers, not one that is read"
+            " at [q] or [k]; compare two positions by `X[q] == X[k]`, or read a boolean tensor with"
+            " an entry for each position"
         )
     numbers: list[int | float] = tensor.flatten().tolist()
     return numbers

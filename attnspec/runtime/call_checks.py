@@ -311,7 +311,7 @@ def check_promises(
             require_numbers(f"the values of `{name}` are checked", marks)
             if (most := int(marks.amax())) > at_most:
                 raise ValueError(
-                    f"the input `{name}` may mark at most {at_most} tokens, got {most}"
+                    f"the input `{name}` may mark at most {at_most} tokens in all, got {most}"
                 )
     return marked
 

@@ -68,7 +68,7 @@ class TritonBackend:
         if not work.decided:
             return refuses_scores(work.changes)
         if work.changes:
-            return "`score` changes the scores of pairs chosen in a call, which only `tables` runs"
+            return "only the backend `tables` runs `score` where each call chooses its pairs"
         for leaf in work.decided:
             if leaf.averages:
                 return f"it has no kernel for `{leaf.name}` with `of = q`"

@@ -45,7 +45,8 @@ class Rfa(MechanismDeclaration):
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         gated = arguments.get("gated") is True
-        return "with `gated = true` gives single pairs no weights" if gated else ""
+        weights = "computes no weight for each pair of a query and a key"
+        return f"with `gated = true` {weights}" if gated else ""
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:
