@@ -14,18 +14,9 @@ from package_map import PACKAGE_DIR, ROOT
 
 from attnspec.version import LEAST_TORCH, is_older
 
-# one worker builds, once
-pytestmark = pytest.mark.xdist_group("packaging")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree."""
-    return built(tmp_path_factory.mktemp("wheel"))
-
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(tmp_path: Path) -> None:
     suffixes = {".py", ".attn", ".html", ".json", ".lark", ".toml", ".typed"}
     wanted = {
         "/".join((*package.split("."), *path.relative_to(ROOT / folder).parts))
@@ -34,7 +25,7 @@ def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path
         if path.suffix in suffixes and not path.name.endswith("_attn.py")
     }
     assert {"attnspec/py.typed", "attnspec/grammar/attn.lark"} <= wanted
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(built(tmp_path)) as archive:
         names = [x for x in archive.namelist() if ".dist-info/" not in x]
     assert set(names) == wanted
 

@@ -93,7 +93,7 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
     query, key = pair
     count = f" ({missing:,} such pairs)" if missing > 1 and not spread.sampled else ""
     steps = reach.path(stack, n, query, key)
-    how = "no number of layers changes that"
+    how = "it never reads this key, however many layers there are"
     if steps is not None:
         how = f"reading it takes {count_of(steps[0][0] + 1, 'layer')}: {drawn(stack, query, steps)}"
     return f"after {count_of(layers, 'layer')} query {query} has not read key {key}{count}; {how}"
@@ -210,12 +210,9 @@ def _proven(claim: Claim, place: FormPlace) -> bool:
 def of_graphs(claim: Claim, at: Situation) -> str | None:
     """Against a claim at one length: the first pair that only one of its graphs has, with its
     row. Raises TooMuch where the pairs are too many to look at, BindError for a size."""
-    first, second = relations(claim, at)
-    one, other = (f"`{written(term)}`" for term in claim.terms)
-    sides = [(one, first, other, second)]
-    if claim.kind == "==":
-        sides.append((other, second, one, first))
-    for name, here, elsewhere, there in sides:
+    names = (f"`{written(term)}`" for term in claim.terms)
+    sides = [*zip(names, relations(claim, at), strict=True)]
+    for (name, here), (elsewhere, there) in (sides, sides[::-1])[: 1 + (claim.kind == "==")]:
         missing = only_in(here, there, at.n)
         if missing:
             (query, key), *_ = missing.examples

@@ -47,8 +47,7 @@ def with_hint(
     except (AttnSpecError, ScalarError):
         # the change is not a spec, or too much to count
         return verdict.diagnostics
-    never = any(words in refuted.message for words in (" never reads ", "no number of layers"))
-    advice = NEVER if never else WEAKER
+    advice = NEVER if " never reads " in refuted.message else WEAKER
     return (*others, replace(refuted, help=refuted.help or hint or advice))
 
 

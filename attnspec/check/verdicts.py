@@ -75,9 +75,7 @@ PATHS = (
 REPEATED = "where this takes more layers than the spec has, its last layer is repeated"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
-WHERE_IT_HAS_A_VALUE = (
-    "write a term that has a value everywhere, or restrict the claim by `for n >= …` or `at n = …`"
-)
+WHERE_IT_HAS_A_VALUE = "give the term a value everywhere, or add `for n >= …` to the claim"
 
 
 @dataclass(frozen=True)

@@ -267,8 +267,7 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
             message = f"`{name}` is a mechanism, which is joined by `+` alone, not by `{operator}`"
             if operator == "+":
                 *most, last = (ARTICLES[kind] for kind in kinds)
-                got = f"{', '.join(most)} and {last}"
-                message = f"`+` adds one mechanism to one graph, got {got}"
+                message = f"`+` adds one mechanism to one graph, got {', '.join(most)} and {last}"
             advice = _ALONE.get(operator)
             if kinds.count("mechanism") + kinds.count("hybrid") == 1 and "graph" in kinds:
                 if "hybrid" in kinds or len(kinds) > 2:

@@ -151,9 +151,8 @@ def _require_covered(
         which = [] if work.layers is None else [f"layer {ranges(layers)}"]
         which += [] if work.heads is None else [f"head {heads_text}"]
         where = f" in {', '.join(which)}" if which else ""
-        help = "add the statement `attend …`"
-        if which:
-            help += "; outside of the blocks `layer` and `head` it is for all of these"
+        more = "; outside of the blocks `layer` and `head` it is for all of these" if which else ""
+        help = f"add the statement `attend …`{more}"
         work.collector.add("A408", f"there is no `attend`{where}", attention.name_span, help=help)
 
 

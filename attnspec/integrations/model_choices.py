@@ -41,7 +41,7 @@ def lists_of(
     keys, blocks = terms.get(INDICES), terms.get(BLOCKS)
     if isinstance(keys, Tensor) and isinstance(blocks, Tensor):
         raise AttnSpecError(
-            f"the model passes both `{INDICES}` and `{BLOCKS}`, and a spec takes one of them"
+            f"the model passes `{INDICES}` and `{BLOCKS}`: a spec takes one of them"
         )
     if isinstance(keys, Tensor):
         _require_axes(INDICES, keys, 3, "[batch, queries, keys]")

@@ -631,12 +631,8 @@ def _check_tokens(
             )
         mixed = any(isinstance(y, Tensor) and y.dim() != x.dim() for y in named.values())
         if x.dim() not in axes or mixed or x.shape[-1] != width:
-            one, shapes = name, f"{list(x.shape)}"
-            if mixed:
-                one = f"each of {', '.join(named)}"
-                tensors = [(each, y) for each, y in named.items() if isinstance(y, Tensor)]
-                shapes = ", ".join(f"{each} {list(y.shape)}" for each, y in tensors)
-            raise ValueError(f"{one} must be {form.format(width)}, got {shapes}")
+            each = f", and {', '.join(named)} must have as many axes" * mixed
+            raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
         if weight is not None and kind != weight.dtype:
             if not torch.is_autocast_enabled(x.device.type):
                 raise TypeError(

@@ -272,9 +272,8 @@ def _forward(
 def _backward(
     parts: Sequence[Tensor], bias: Tensor | None, scale: float, room: Sequence[Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of blocks' queries, keys and values, likewise; `parts` are the gradient of the
-    output, q, k, v, the sum of that gradient times the output for each query [b, 1, h, 1], and
-    the log-sum-exps."""
+    """The gradients of blocks' queries, keys and values; `parts` are those of `flash_backward`, but
+    for the output, in place of which stand its sums [b, 1, h, 1] times its gradient."""
     grad, q, k, v, delta, lse = (x[:, 0] for x in parts)
     weights = _scores(q, k, bias, scale).sub_((lse * LOG2E)[..., None]).exp2_()
     of_v = torch.bmm(weights.mT, grad, out=scratch("value shares", v.shape, v.dtype))

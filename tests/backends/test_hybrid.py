@@ -107,15 +107,13 @@ def test_rows_that_read_the_graph_alone_have_the_frame_of_their_scores(text: str
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "body",
-    few(
-        [
-            "attend (topk(blocks = 2, size = 32) | window(radius = 4)) + linear()",
-            "attend lsh(buckets = n // 32, chunk = 64, share_qk = false) + favor(features = 64)",
-        ]
-    ),
+LISTED = (
+    "attend (topk(blocks = 2, size = 32) | window(radius = 4)) + linear()",
+    "attend lsh(buckets = n // 32, chunk = 64, share_qk = false) + favor(features = 64)",
 )
+
+
+@pytest.mark.parametrize("body", few(LISTED))
 def test_operations_beside_lists_grow_like_their_pairs(body: str) -> None:
     counts = []
     for n in (1024, 4096):

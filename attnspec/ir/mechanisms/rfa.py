@@ -45,8 +45,7 @@ class Rfa(MechanismDeclaration):
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         gated = arguments.get("gated") is True
-        weights = "computes no weight for each pair of a query and a key"
-        return f"with `gated = true` {weights}" if gated else ""
+        return "with `gated = true` computes no weight for each pair" if gated else ""
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:
