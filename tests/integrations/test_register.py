@@ -142,6 +142,9 @@ def test_documents_are_said_in_the_spec() -> None:
     given: dict[str, Any] = {"position_ids": torch.arange(6)[None] % 3, "use_cache": False}
     message = refused(llama(named(CAUSAL)), ids, **given)
     assert "asks for a packed mask" in message
+    marks = {"x": torch.ones(1, 6, dtype=torch.bool)}
+    other = llama(named("attention a { input x: tokens causal attend full | columns(x) }"))
+    assert "asks for a packed mask" in refused(other, ids, attnspec_inputs=marks, **given)
     graph, word, declared = (
         re.findall(pattern, message)[0]
         for pattern in (r"`(same\(\w+\))`", r"with `(\w+)`", r"`(input \w+: ids)`")

@@ -286,17 +286,14 @@ def test_every_level_of_torch_func_derives(body: str) -> None:
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(slopes))(*parts), second[:, None])
 
 
-@pytest.mark.parametrize(
-    ("body", "different"),
-    few(
-        [
-            ("layers 5 attend full layer 3 { attend block(size = 4) }", 2),
-            ("layers 5 causal attend window(before = 7, after = 0)", 1),
-            ("layers 3 attend random_blocks(size = 4, blocks = 2, seed = 1)", 3),
-        ],
-        3,
-    ),
+LAYERS = (
+    ("layers 5 attend full layer 3 { attend block(size = 4) }", 2),
+    ("layers 5 causal attend window(before = 7, after = 0)", 1),
+    ("layers 3 attend random_blocks(size = 4, blocks = 2, seed = 1)", 3),
 )
+
+
+@pytest.mark.parametrize(("body", "different"), few(LAYERS, 3))
 def test_layers_that_compute_the_same_are_one_graph(body: str, different: int) -> None:
     spec = spec_of(body)
     x, total = torch.randn(2, 33, 32), spec.program.layers or 1
