@@ -22,16 +22,13 @@ from attnspec import parse
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
-@pytest.mark.parametrize(
-    "name",
-    few(
-        [
-            *("full", "softcap", "slopes", "alibi", "documents", "times", "by layer", "scale of n"),
-            *("score of distances", "score of inputs", "score of pairs", "score that hides"),
-        ],
-        4,
-    ),
+IN_FLEX = (
+    *("full", "softcap", "slopes", "alibi", "documents", "times", "by layer", "scale of n"),
+    *("score of distances", "score of inputs", "score of pairs", "score that hides"),
 )
+
+
+@pytest.mark.parametrize("name", few(IN_FLEX, 4))
 def test_flex_attention_computes_the_spec(name: str) -> None:
     spec = spec_of(BODIES[name])
     call = Call(Case(spec, 70), "plain", torch.float64, spec.layers - 1)

@@ -66,3 +66,10 @@ def test_a_row_that_is_hidden_whole_is_zero() -> None:
     assert not out[:, :, :4].any()
     assert (lse[:, :, :4] == -torch.inf).all()
     assert lse[:, :, 4:].isfinite().all()
+
+
+def test_the_last_queries_read_their_own_numbers() -> None:
+    module = spec_of("input x: numbers attend full score s * x(q) + x(k)").compile()
+    (q, k, v), given = torch.randn(3, 1, 1, 9, 4), {"x": torch.randn(1, 9)}
+    last = module(q[:, :, 6:], k, v, inputs=given)
+    torch.testing.assert_close(last, module(q, k, v, inputs=given)[:, :, 6:])

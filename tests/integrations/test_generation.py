@@ -252,13 +252,10 @@ def joined(stem: str, cross: str, marks: str = "") -> tuple[Any, Any]:
     return model, convert(model, **specs)
 
 
-@pytest.mark.parametrize(
-    ("stem", "body"),
-    checkered(
-        ["Bart", "T5"],
-        ["where(k - 2 * q <= 3 and 2 * q - k <= 3)", "columns(keep) | window(radius = 1)"],
-    ),
-)
+CROSSED = "where(k - 2 * q <= 3 and 2 * q - k <= 3)", "columns(keep) | window(radius = 1)"
+
+
+@pytest.mark.parametrize(("stem", "body"), checkered(["Bart", "T5"], CROSSED))
 def test_a_decoder_writes_by_what_joins_it_to_an_encoder(stem: str, body: str) -> None:
     model, done = joined(stem, f"attention c {{ cross input keep: tokens attend {body} }}")
     ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.long)
