@@ -164,11 +164,7 @@ ON_GPU = (
 )
 
 
-@pytest.mark.filterwarnings(
-    "ignore:flex_attention called without",
-    # torch's own tracing of indices makes one where other tests have traced before
-    "ignore:.*should not be instantiated:DeprecationWarning",
-)
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("body", few(ON_GPU, ON_GPU[:1]))
 @torch.no_grad()
 def test_flex_attention_computes_the_same(body: str, tmp_path: Path) -> None:
