@@ -62,7 +62,8 @@ def listed_steps(
             listed = ListedStep(placed, part, order, tall, merges or number > 0, factors)
             if total:
                 own = listed.own.ravel()
-                places = np.flatnonzero(own >= 0)
+                reads = (listed.tiles.reshape(-1, width) >= 0).any(1).repeat(height)
+                places = np.flatnonzero((own >= 0) & reads)
                 columns[-1][own[places]] = first + places
                 listed.first, first = first, first + own.size
                 spread = torch.from_numpy(np.stack(columns, 1)) if first == total else None
@@ -109,7 +110,6 @@ class ListedStep(Step):
         self.tiles = lists.flatten().numpy()
         self.own = rows = placed.q.rows(part)
         self.height = rows.shape[1]
-        # what has so few queries or keys is computed sooner by products
         if min(self.height, placed.k.size) <= LIMITS.narrow:
             self.forward, self.backward = _forward, _backward
         # from behind those that are read and are none
