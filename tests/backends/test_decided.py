@@ -140,3 +140,11 @@ def test_means_over_rounds_count_rows_whose_keys_weigh_nothing() -> None:
     q[..., 0], k[..., 0] = 60.0, torch.where(v[..., 0] < 3.0, -8.0, 8.0)
     meant, tables = (spec.compile(backend=each)(q, k, v) for each in ("dense", "tables"))
     assert (meant - tables).abs().max() < 1e-3
+
+
+def test_tiles_that_read_nothing_in_a_round_have_no_result_there() -> None:
+    spec = spec_of("causal attend cluster(count = 32, assign = balanced, seed = 0)")
+    parts, module = torch.randn(3, 1, 1, 520, 8).double(), spec.compile(head_size=8).double()
+    found, dense = module(*parts), spec.compile("dense", head_size=8).double()
+    dense.load_state_dict(module.state_dict())
+    torch.testing.assert_close(found, dense(*parts))
