@@ -43,11 +43,11 @@ def decided_pairs(
     if pair is not None and not (isinstance(pair, list | tuple) and len(pair) == 2):
         raise TypeError(f"tensors must be a pair (q, k), got {type(pair).__name__}")
     sides = list[Tensor]()
-    for name, given in zip("qk", tensors or (), strict=False):
+    for name, array in zip("qk", tensors or (), strict=False):
         try:
-            tensor = torch.as_tensor(given).detach().cpu()
+            tensor = torch.as_tensor(array).detach().cpu()
         except (TypeError, ValueError, RuntimeError):
-            kind = type(given).__name__
+            kind = type(array).__name__
             raise TypeError(f"{name} of `tensors` must be an array, got {kind}") from None
         if tensor.dim() != 3 or tensor.shape[1] != n or not tensor.is_floating_point():
             raise AttnSpecError(

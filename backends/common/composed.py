@@ -185,13 +185,13 @@ class ComposedTables(ByKeyHead):
         return out.to(kind), lse
 
     def _step(self, step: ComposedStep, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
-        found = []
+        partials = []
         for piece in step.pieces(q):
             left = kept(call, q.shape[:3], piece.queries, piece.keys)
             blocks = replace(self.blocks(piece, call), kept=left)
             parts = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
-            found.append(self.formula.partial(*parts, blocks, call))
-        outs, sums = zip(*found, strict=True)
+            partials.append(self.formula.partial(*parts, blocks, call))
+        outs, sums = zip(*partials, strict=True)
         return step.ordered(outs), None if sums[0] is None else step.ordered(sums, -torch.inf)
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:

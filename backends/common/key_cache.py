@@ -166,7 +166,7 @@ class KeyStream:
         though it reads few."""
         if q.shape[2] <= LIMITS.stream:
             return self.advanced(q, k, v, call, state, with_lse)
-        found = []
+        partials = []
         for low in range(0, q.shape[2], LIMITS.stream):
             at = slice(low, low + LIMITS.stream)
             padding = None if call.padding is None else call.padding[:, at]
@@ -174,8 +174,8 @@ class KeyStream:
             here = replace(call, padding=padding, data=data)
             parts = q[:, :, at], k[:, :, at], v[:, :, at]
             outputs, state = self.advanced(*parts, here, state, with_lse)
-            found.append(outputs)
-        outs, sums = zip(*found, strict=True)
+            partials.append(outputs)
+        outs, sums = zip(*partials, strict=True)
         return (torch.cat(outs, 2), None if sums[0] is None else torch.cat(sums, 2)), state
 
     advanced: ClassVar[Callable[..., tuple[Outputs, object]]]

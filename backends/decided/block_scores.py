@@ -72,7 +72,8 @@ class Rows:
 
     def in_slots(self, k: Tensor) -> Tensor:
         """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
-        if self.given.padding is None and self.slots == k.shape[2]:
+        given = self.given
+        if given.padding is None and given.keys is None and self.slots == k.shape[2]:
             return k
         at = self.at.clamp_max(self.given.n_k - 1)
         k = k.take_along_dim(at[:, None, :, None], 2)
@@ -99,7 +100,8 @@ class Rows:
         """The mean of the real queries of rows, float32 [B, H, rows, d]."""
         q = self.given.q
         stop = part.index.stop * self.queries
-        if self.given.padding is None and self.given.first_query == 0 and stop <= q.shape[2]:
+        aligned = self.given.first_query % self.queries == 0
+        if self.given.padding is None and aligned and stop <= q.shape[2]:
             rows = q[:, :, part.index.start * self.queries : stop].float()
             return torch.unflatten(rows, 2, (-1, self.queries)).mean(3)
         at = part.q_at - self.given.first_query

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, reduce
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -307,13 +306,6 @@ def rising_places(numbers: Tensor) -> Tensor:
     if -(1 << 15) <= low <= high < 1 << 15:
         numbers = numbers.to(torch.int16)
     return torch.from_numpy(array_of(numbers).argsort(axis=-1, kind="stable"))
-
-
-def rising(numbers: Tensor) -> Tensor:
-    """Numbers int [..., c] from the least one up."""
-    if not numbers.is_cpu:
-        return numbers.sort(dim=-1)[0]
-    return torch.from_numpy(np.sort(array_of(numbers), axis=-1))
 
 
 def reaches(x: Tensor, y: Tensor, most: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnspec.backends.common.masks import mask_plan, reading
 from attnspec.backends.common.torch_modes import array_of
-from attnspec.backends.decided.choice import Choice, Given, TileLists, rising
+from attnspec.backends.decided.choice import Choice, Given, TileLists
 from attnspec.backends.decided.ranking import marked
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation, takes_tensors
@@ -135,11 +135,11 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
             f"`{name}` must hold block numbers from 0 to {count - 1}, or -1 for no block, got"
             f" {int(blocks[wrong][0])} (there are {keys} keys, up to {size} in a block)"
         )
-    blocks = rising(blocks)
+    blocks = blocks.sort(dim=-1)[0]
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
     if bool(again.any()):
         blocks[..., 1:].masked_fill_(again, -1)
-        blocks = rising(blocks)
+        blocks = blocks.sort(dim=-1)[0]
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
     return ListChoice(blocks, start, first_row, size, 1, given.n_q, given.n_k, from_zero=True)

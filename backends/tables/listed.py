@@ -62,6 +62,7 @@ def listed_steps(
             listed = ListedStep(placed, part, order, tall, merges or number > 0, factors)
             if total:
                 own = listed.own.ravel()
+                # tiles that read nothing have no results
                 reads = (listed.tiles.reshape(-1, width) >= 0).any(1).repeat(height)
                 places = np.flatnonzero((own >= 0) & reads)
                 columns[-1][own[places]] = first + places
@@ -82,7 +83,9 @@ def _total(layouts: Sequence[Placed], size: int) -> int:
     if len(layouts) < 2 or len({placed.q.size for placed in layouts}) > 1:
         return 0
     total = sum(placed.lists[..., 0].numel() * placed.q.size * placed.repeat for placed in layouts)
-    return total if total * size <= LIMITS.partials and all(map(_is_tall, layouts)) else 0
+    # a buffer that is not kept would lose what the layouts before put there
+    fits = (total + 1) * size <= min(LIMITS.partials, LIMITS.buffer)
+    return total if fits and all(map(_is_tall, layouts)) else 0
 
 
 class ListedStep(Step):
@@ -110,6 +113,7 @@ class ListedStep(Step):
         self.tiles = lists.flatten().numpy()
         self.own = rows = placed.q.rows(part)
         self.height = rows.shape[1]
+        # with so few queries or keys in a block the flash kernel takes longer
         if min(self.height, placed.k.size) <= LIMITS.narrow:
             self.forward, self.backward = _forward, _backward
         # from behind those that are read and are none
@@ -205,6 +209,7 @@ class ListedPiece(Piece):
         elif not step.tall:
             # results of all entries lie one behind the other
             self.into = Blocks(np.arange(first, first + entries.size)[None], step.height)
+            # these rows follow one another, which is known without a look at them
             self.into.distance = 1
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:

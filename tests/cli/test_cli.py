@@ -298,7 +298,7 @@ def test_a_module_that_computes_something_else_fails() -> None:
 
 
 def test_closed_and_full_streams_leave_no_traceback() -> None:
-    for closing in (">&- 2>&-", "<&- >&- 2>&-"):
+    for closing in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"):
         done = shell(f"attnspec check - {closing}")
         assert b"Traceback" not in done.stderr
         assert done.returncode in (1, 3)

@@ -35,7 +35,7 @@ def test_the_bytes_do_not_depend_on_hashes_or_places(tmp_path: Path) -> None:
         "        text = spec.emit(standalone=standalone)\n"
         "        print(hashlib.sha256(text.encode()).hexdigest())\n"
     )
-    bodies = [BODIES["complement"]]
+    bodies = BODIES["blocks"], BODIES["complement"]
     run = subprocess.run(
         [sys.executable, "-c", script, *bodies],
         capture_output=True,
