@@ -163,10 +163,8 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
 def amounts_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> Amounts:
     """What all steps and merging them take, for one of so many heads that share their calls."""
     kind, device = bands[0].means.kind, bands[0].means.device
-    steps = [weighed(kind, band.units, device, copies) for band in bands]
-    if len(bands) > 1:
-        steps.append(weighed(kind, {"merge": n_q * (len(bands) - 1)}, device))
-    return together(*steps)
+    units = [*(band.units for band in bands), {"host": 1, "merge": n_q * (len(bands) - 1)}]
+    return together(*(weighed(kind, each, device, copies) for each in units))
 
 
 def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:

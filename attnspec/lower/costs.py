@@ -60,6 +60,7 @@ H200."""
 
 UNITS: Mapping[str, str] = {
     "call": "call",  # done once for all heads that share it
+    "host": "call",  # what all steps of a call take on the host beside, once for all heads
     "start": "call",  # done for every head
     "layout": "call",  # laying out run-time inputs, once for all heads
     "lists": "call",  # laying out the lists that an input brings, likewise
@@ -78,7 +79,7 @@ UNITS: Mapping[str, str] = {
 }
 """The rate that each unit is a multiple of."""
 
-SHARED = ("call", "layout", "lists")
+SHARED = ("call", "host", "layout", "lists")
 """Units that all heads of a sample share."""
 
 WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
@@ -87,7 +88,7 @@ WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "torch": {"call": 1, "pair": 1, "masked": 0.06, "mask": 3},
         "tiles": {"call": 1.5, "row": 0.1, "pair": 3.6, "gather": 54, "masked": 0.24},
         "tables": {
-            **{"call": 20, "row": 0.01, "query": 36, "pair": 1.3, "masked": 0.12},
+            **{"host": 0, "call": 20, "row": 0.01, "query": 36, "pair": 1.3, "masked": 0.12},
             **{"gather": 40, "reorder": 18, "merge": 47, "layout": 85},
             **{"lists": 200, "entry": 580},
         },
@@ -95,26 +96,27 @@ WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     },
     "cuda": {
         # a dozen operations; a float32 score is written or read ten times
-        "dense": {"call": 7, "pair": 19, "mask": 4},
-        # a mask takes another kernel, of a third of the speed
-        "torch": {"call": 1, "pair": 1, "masked": 2.9, "mask": 4},
+        "dense": {"call": 12, "pair": 19, "mask": 4},
+        "torch": {"call": 5, "pair": 1, "masked": 0.3, "mask": 4},
         # the keys and values of a tile are written and read again
-        "tiles": {"call": 3, "row": 0.07, "pair": 2.7, "gather": 365, "masked": 1.2},
+        "tiles": {"call": 30, "row": 0.07, "pair": 2.7, "gather": 365, "masked": 1.2},
         "edges": {"start": 10, "degree": 100, "edge": 1, "gathered": 30},
         # guards, block lists and a launch; a block of 128 queries, 132 of them at once
         "flex": {
-            **{"call": 4, "row": 0.01, "pair": 1.3, "masked": 3.5},
+            **{"host": 31, "call": 4, "row": 0.01, "pair": 1.3, "masked": 3.5},
             **{"reorder": 590, "merge": 350},
         },
-        "triton": {"call": 4, "row": 0.013, "pair": 1.53, "masked": 3.3, "merge": 235},
+        "triton": {
+            **{"host": 21, "call": 4, "row": 0.013, "pair": 1.53, "masked": 3.3, "merge": 235}
+        },
         # a pair is 256 operations, half as fast as in a tile: states are written and read
         "sums": {"call": 4, "pair": 2},
     },
 }
 """What the units of each kind of kernel weigh on a type of device.
 
-Those of a CPU were measured with two threads. Rows and pairs of `flex` and `triton` are set by
-hand, from the times of kernels of windows, causal and strided graphs on an NVIDIA H200. The others
+Those of a CPU were measured with two threads. Calls, rows and pairs of `torch`, `flex` and `triton`
+are set by hand, from the times of windows, causal and strided graphs on an NVIDIA H200. The others
 are derived for that class of GPU from what is published of it: a fused kernel of the second
 generation reaches 350 TFLOP/s at heads of 128, taken for 300 at heads of 64, where a pair is 256
 operations; memory gives 3.3 TB/s, of which plain operations reach 2.5.

@@ -44,7 +44,7 @@ class Kind(NamedTuple):
     `changes` are what scores become, one after the other, without numbers, and `names` the symbols
     in them, each with a tuple of tensors in a call, `bounded` that what they read is differentiated
     at pairs alone; `padded` says that keys may be missing, `own` that each sample has masks of its
-    own; `lse`, on GPUs, that log-sum-exps are asked for.
+    own; `lse`, on GPUs, that log-sum-exps are asked for; `small` that larger kernels do not fit.
     """
 
     scale: float
@@ -54,6 +54,7 @@ class Kind(NamedTuple):
     own: bool = False
     lse: bool = True
     bounded: bool = False
+    small: bool = False
 
 
 class Blocks(NamedTuple):
@@ -99,6 +100,9 @@ def attend(
 
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
+    this = kind, *((x.dtype, x.shape[-1]) for x in parts)
+    if this in _too_large:
+        kind = kind._replace(small=True)
     try:
         return _compiled(kind)(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
@@ -108,10 +112,17 @@ def attend(
             " score; torch.compiler.reset() forgets them"
         ) from None
     except TorchDynamoException as error:
+        if "out of resource" in str(error) and not kind.small:
+            _too_large.add(this)
+            return attend(kind, parts, blocks, heads, changes)
         reason = str(error).strip().partition("\n")[0]
         raise BackendError(
             f"the backend 'flex' refuses: torch does not compile FlexAttention here: {reason:.300}"
         ) from error
+
+
+_too_large: set[tuple[object, ...]] = set()
+"""The kinds, types and head sizes whose kernels need more shared memory than a program may have."""
 
 
 @lru_cache(maxsize=1 << 10)
@@ -146,21 +157,23 @@ def _compiled(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return torch.compile(compiled, fullgraph=True, dynamic=True, **limits)
 
 
-def options_of(kind: Kind) -> dict[str, Any]:
-    """What torch is told of the kernels of a kind."""
+def options_of(kind: Kind, by_bits: bool = False) -> dict[str, Any]:
+    """What torch is told of the kernels of a kind; `by_bits` says that masks are read."""
     # both sides are whole blocks, which of lengths that change torch does not know;
     # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
     # row reads, as many as a tile of its kernel has
     options: dict[str, Any] = {"IS_DIVISIBLE": True} if kind.lse else {}
-    if any(name.endswith((TABLE, PAIR)) for name in kind.names):
+    reads_table = any(name.endswith((TABLE, PAIR)) for name in kind.names)
+    if reads_table or kind.small or (by_bits and kind.padded and kind.lse):
         # what is read of a table for every pair leaves no room for keys to be fetched ahead
         options["num_stages"] = 1
+    if kind.small:
+        options |= {"BLOCK_M": 64, "BLOCK_N": 64}
     return options
 
 
 def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
-    options = options_of(kind) or None
 
     def run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
         blocks, (heads, changes) = Blocks(*given[:-2]), given[-2:]
@@ -175,7 +188,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
             ),
             kind.scale,
             enable_gqa=True,
-            kernel_options=options,
+            kernel_options=options_of(kind, not blocks.runs) or None,
             return_aux=AuxRequest(lse=True) if kind.lse else None,
         )
         return (result[0], result[1].lse) if kind.lse else (result, None)

@@ -22,13 +22,12 @@ from attnspec.backends.common.exact import (
     clear_empty,
     flash,
     flash_backward,
-    fused,
     samples_of,
+    torch_attention,
 )
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import LOWEST, Partial, wide_type
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
@@ -79,8 +78,8 @@ class TorchCallKernel(SoftmaxKernel):
         self._biases: dict[torch.dtype, Tensor] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
-        # what torch's call gets on other devices where no call changes it
-        self._mask: tuple[Tensor, Tensor | None] | None = None
+        # what torch's call gets on other devices
+        self._added: Remembered[tuple[Tensor, Tensor | None]] = Remembered()
 
     def build_differentiable(self) -> ByKeyHead:
         kernel = DenseKernel(self.work, self.heads, self.device)
@@ -141,13 +140,8 @@ class TorchCallKernel(SoftmaxKernel):
         def build() -> tuple[Part, ...]:
             return (Part(bias=self._sloped(added_by(self._pairs(call), kind, LOWEST))),)
 
-        read = [call.data[name] for name in self.work.reads]
-        if call.padding is not None:
-            read.append(call.padding)
-        numbers = self.masks * self.work.n_q * self.work.n_k * max([1, *map(len, read)])
-        if numbers > LIMITS.mask_call or not all(leaf.by_inputs for leaf in self.work.decided):
-            return build()
-        return self._read.get(read, build, kind, call.padding is None)
+        read, keeps = self._inputs(call)
+        return self._read.get(read, build, kind, call.padding is None) if keeps else build()
 
     def _of_padding(self, padding: Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
         """The parts for real keys bool [B, n_k]: one call with a mask for every sample where these
@@ -207,37 +201,50 @@ class TorchCallKernel(SoftmaxKernel):
 
     # --- where it cannot go --------------------------------------------------------------------
 
-    def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         large = q.is_cuda or q.shape[:-1].numel() * self.work.n_k >= LIMITS.fused
-        if not (self.work.plain and large and q.shape[-1] and v.shape[-1]) or is_transformed():
-            return super().traced(q, k, v, call)
-        mask, empty = self._plain_mask(call)
-        causal = mask is None and self.form is Form.CAUSAL
-        out = fused(q, k, v, mask, scale_of(self.work, q.shape[-1]), call.dropout_p, causal)
-        if empty is not None:
-            # some of torch's kernels give the mean of all values to a query without a key
-            out = out.flatten(1, 2).masked_fill(empty, 0.0).view(out.shape)
-        return out
+        whole = self.work.plain and large and q.shape[-1] and v.shape[-1]
+        if not whole or is_transformed() or self.goes_fast(q, k, v, call):
+            return super().__call__(q, k, v, call)
+        mask, empty = self._plain_mask(call, q.dtype)
+        out = torch_attention(
+            *(q, k, v, mask, self.scale_of(q.shape[-1])),
+            dropout_p=call.dropout_p,
+            is_causal=mask is None and self.form is Form.CAUSAL,
+            enable_gqa=q.shape[1] > k.shape[1],
+        )
+        # some of torch's kernels give the mean of all values to a query without a key
+        return out if empty is None else out.masked_fill(empty, 0.0)
 
     def _pairs(self, call: Call) -> Tensor:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""
         return cast(Tensor, cast(DenseKernel, self.differentiable).mask(call))
 
-    def _plain_mask(self, call: Call) -> tuple[Tensor | None, Tensor | None]:
-        """The mask bool [B or 1, H or 1, n_q, n_k] of a call, and the queries without a key, bool
-        [B or 1, H or 1, n_q, 1]; None where all pairs are, or every query has one."""
+    def _plain_mask(self, call: Call, kind: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """What is added to all scores of a call [B or 1, H or 1, n_q, n_k], and the queries without
+        a key, bool [B or 1, H or 1, n_q, 1]; None for nothing, and where every query has one."""
         if self.form is not Form.MASK and call.padding is None:
             return None, None
-        varies = call.padding is not None or bool(self.work.reads or self.work.decided)
-        if not varies and self._mask is not None:
-            return self._mask
-        mask = self._pairs(call)
-        empty = ~mask.any(-1, keepdim=True)
-        if varies:
-            return mask, empty
-        pairs = (all_pairs(work.relation, work.n_q, work.n_k) for work, _ in self.groups)
-        self._mask = mask, None if all(each.any(1).all() for each in pairs) else empty
-        return self._mask
+        read, keeps = self._inputs(call)
+
+        def build() -> tuple[Tensor, Tensor | None]:
+            mask, groups = self._pairs(call), self.groups
+            if not (read or self.work.decided):
+                pairs = (all_pairs(work.relation, work.n_q, work.n_k) for work, _ in groups)
+                if all(each.any(1).all() for each in pairs):
+                    return added_by(mask, kind), None
+            return added_by(mask, kind), ~mask.any(-1, keepdim=True)
+
+        return self._added.get(read, build, kind) if keeps else build()
+
+    def _inputs(self, call: Call) -> tuple[list[Tensor], bool]:
+        """What the mask of a call is made of, and whether it is kept while that comes again."""
+        read = [call.data[name] for name in self.work.reads]
+        if call.padding is not None:
+            read.append(call.padding)
+        numbers = self.masks * self.work.n_q * self.work.n_k * max([1, *map(len, read)])
+        by_inputs = all(leaf.by_inputs for leaf in self.work.decided)
+        return read, by_inputs and numbers <= LIMITS.mask_call
 
 
 _masks: WeakValueDictionary[tuple[object, ...], Tensor] = WeakValueDictionary()

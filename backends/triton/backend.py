@@ -98,7 +98,7 @@ class TritonBackend:
             return _of_sums(work)
         bands = () if work.decided else steps_of(work, ON_GPU)
         if not bands:
-            return work_amounts("triton", work, call=1, pair=READING * work.n_q * work.n_k)
+            return work_amounts("triton", work, host=1, call=1, pair=READING * work.n_q * work.n_k)
         amounts = amounts_of(bands, work.n_q, work.copies)
         return {name: READING * x if work.reads else x for name, x in amounts.items()}
 
