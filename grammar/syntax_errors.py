@@ -73,7 +73,7 @@ def empty_file(scan: Scan) -> Diagnostic:
     content = "only comments" if scan.comments else "an empty file"
     return Diagnostic(
         "A130",
-        f"no attention defined: expected `attention NAME {{ … }}`, found {content}",
+        f"the file defines no attention: expected `attention NAME {{ … }}`, found {content}",
         Span(scan.source, 0, 0),
     )
 
@@ -113,17 +113,13 @@ class _Stop:
         words = self.scan.words
         return words[self.index + 1].text if self.index + 1 < len(words) else ""
 
-    def has_beside(self, *texts: str) -> bool:
-        """Whether one of these stands before the word, inside the same round bracket."""
+    def beside(self, *texts: str) -> int | None:
+        """Where one of these stands before the word, inside the same round bracket."""
         words, within = self.scan.words, self.scan.enclosing
-        return (
-            self.opener >= 0
-            and words[self.opener].text == "("
-            and any(
-                words[i].text in texts and within[i] == self.opener
-                for i in range(self.opener, self.index)
-            )
-        )
+        if self.opener < 0 or words[self.opener].text != "(":
+            return None
+        inside = (i for i in range(self.opener, self.index) if within[i] == self.opener)
+        return next((i for i in inside if words[i].text in texts), None)
 
     @property
     def starts_operand(self) -> bool:
@@ -268,10 +264,12 @@ def _sign(stop: _Stop) -> Diagnostic | None:
         earlier = [w.text for w in stop.scan.words[: stop.index] if w.text in _COMPARISONS]
         two = f"a {earlier[-1] if earlier else text} b and b {text} c"
         advice = f"only `<` and `<=` can be chained; write `{two}`"
-        if stop.has_beside("&", "|"):
-            message = "`&` and `|` join graphs, and cannot join comparisons"
-            advice = "write `and` or `or`"
-            return Diagnostic("A143", message, stop.scan.span(stop.index), help=advice)
+        joined = stop.beside("&", "|")
+        if joined is not None:
+            sign = stop.scan.words[joined].text
+            message = f"`{sign}` joins graphs, and cannot join comparisons"
+            advice = f"write `{'and' if sign == '&' else 'or'}`"
+            return Diagnostic("A143", message, stop.scan.span(joined), help=advice)
         return stop.diagnostic("A143", "a single comparison", advice)
     return None
 
@@ -280,13 +278,18 @@ def _separator(stop: _Stop) -> Diagnostic | None:
     """A missing `,` or `=` inside a list."""
     before = stop.before
     if before is not None and "if" in (stop.word.text, before.text) and "," in stop.accepts:
-        advice = "there is no `if`: for `b if a else c` write `a and b or not a and c`"
-        place = stop.index if stop.word.text == "if" else stop.index - 1
-        message = "expected an operator, found `if`"
-        return Diagnostic("A134", message, stop.scan.span(place), help=advice)
+        if before.text == "if":
+            # read as a name, where an expression starts
+            span, message = stop.scan.span(stop.index - 1), "expected an expression, found `if`"
+            advice = "there is no `if`: a condition stands alone, as in `where(q < k)`"
+            return Diagnostic("A134", message, span, help=advice)
+        advice = "there is no `if`: a condition `b if a else c` is `a and b or not a and c`"
+        return stop.diagnostic("A134", "an operator", advice)
     if "," not in stop.accepts or before is None or not stop.starts_operand:
         return None
     if stop.word.kind == "name" and stop.accepts & (STATEMENTS | {"{"}):
+        return None
+    if stop.word.text in ("AND", "And", "OR", "Or"):
         return None
     name = before.text
     if "=" in stop.accepts and (stop.word.kind == "number" or stop.after in (")", ",")):
@@ -305,6 +308,9 @@ def _statement(stop: _Stop) -> Diagnostic | None:
         advice: str | None = "a claim takes either `at n = …` or `for n >= …`, not both"
     elif text in _FOREIGN_WORDS:
         advice = _FOREIGN_WORDS[text]
+    elif text.lower() in ("and", "or"):
+        sign = "&" if text.lower() == "and" else "|"
+        advice = f"`{sign}` joins graphs, and `{text.lower()}` joins conditions"
     elif text == ",":
         advice = "write `|` for the union of two graphs, or nothing between two statements"
     elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:
@@ -341,7 +347,7 @@ def _item(stop: _Stop) -> Diagnostic | None:
         if whole.endswith(".attn"):
             advice = "this is a file name, not the text of a spec; use `attnspec.load(path)`"
         elif advice is None and whole == text and stop.word.kind == "name":
-            advice = f"this is a name, not a spec; from the zoo: `attnspec.zoo({text!r})`"
+            advice = f"this is a name, not a spec: for one that ships call `attnspec.zoo({text!r})`"
     return stop.diagnostic("A131", expected_words(stop.accepts), advice)
 
 
@@ -369,7 +375,7 @@ def _advice(stop: _Stop) -> str | None:
         if stop.word.text in STATEMENTS:
             return f"write the statements in braces: `{{ {stop.word.text} … }}`"
         if stop.word.text in ("and", "|", "&", "+"):
-            return "separate them by commas: `0, 2, even`"
+            return f"commas separate layers and heads: `{before}, {stop.after}`"
     if before == "sequence" and stop.word.kind == "number":
         return "delete the statement, since a call tells the length; for a grid write `grid(H, W)`"
     if before == "for" and "n" in stop.accepts:

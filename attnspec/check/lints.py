@@ -110,7 +110,7 @@ def _empty_rows(
     if len(empty) == n and longest:
         return Diagnostic(
             "A902",
-            f"the graph is empty: no query has a key{slot} at n = {n:,}",
+            f"the graph is empty: no query has a key{slot} at the checked length n = {n:,}",
             span,
             "warning",
             help="`A & B` keeps pairs that are in A and in B, `A - B` those of A that are not in B",
@@ -120,7 +120,7 @@ def _empty_rows(
     queries = "1 query has" if len(empty) == 1 else f"{len(empty):,} queries have"
     return Diagnostic(
         "A901",
-        f"{queries} no key{slot} at n = {n:,}: q = {rows}",
+        f"{queries} no key{slot} at the checked length n = {n:,}: q = {rows}",
         span,
         "warning",
         notes=("a query without a key gets output 0 and gradient 0",),

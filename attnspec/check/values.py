@@ -124,7 +124,7 @@ def _require_value(predicate: Scalar, leaf: Leaf, at: Situation, program: Progra
                 for values in _positions(at):
                     evaluate(part, values)
             except ScalarError as error:
-                message = f"`where` has no value at n = {at.n:,}: {error}"
+                message = f"the condition of `where` has no value at n = {at.n:,}: {error}"
                 raise SpecError(Diagnostic("A320", message, leaf.place("predicate"))) from None
 
 

@@ -92,7 +92,7 @@ def command(
         arrays = read_inputs(loaded, inputs, inputs, n) if inputs else None
         if queries is not None:
             raise click.UsageError(
-                "-m is about two sequences, and --devices cuts one: leave one out"
+                "-m is about two sequences, and --devices cuts one: remove one of the two"
             )
         with fitting():
             distribution = loaded.distribute(

@@ -129,9 +129,9 @@ def _chosen(module: Module, name: str | None, collector: Collector) -> nodes.Att
     if not names and not collector.has_errors():
         collector.add(
             "A213",
-            "no attention defined",
+            "the file defines no attention",
             replace(module.file.span, start=0, end=0),
-            help="a spec holds at least one `attention name { attend … }`",
+            help="add `attention NAME { attend … }`",
         )
     elif names and name is None and len(names) > 1:
         collector.add(

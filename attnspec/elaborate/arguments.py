@@ -129,7 +129,7 @@ def _readings(node: nodes.Call, argument: nodes.Argument, scope: Scope) -> str |
     size = scalar(argument.value, scope, f"a {node.name}'s size")
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         return None
-    return ", ".join(scope.work.patterns[node.name].readings(size))
+    return "; ".join(scope.work.patterns[node.name].readings(size))
 
 
 # --- whether they are all there, and fit together ------------------------------------------------
@@ -179,16 +179,19 @@ def _require_signature(
     present = {name for name in values if any(name in s for s in signatures or ())}
     if signatures is None or any(present == set(s) for s in signatures):
         return
-    possible = [s for s in signatures if present and present < set(s)]
-    forms = [", ".join(f"{argument} = …" for argument in s) for s in possible or signatures]
+    # a form that holds another one whole says nothing more
+    short = [s for s in signatures if not any(set(other) < set(s) for other in signatures)]
+    possible = [s for s in short if present < set(s)]
+    forms = [", ".join(f"{argument} = …" for argument in s) for s in possible or short]
     ways = " or ".join(f"`{node.name}({form})`" for form in forms)
-    if possible:
-        missing = ", ".join(f"`{name}`" for name in possible[0] if name not in present)
-        message = f"`{node.name}` needs {missing} as well"
-        scope.fail("A303", message, node.span, help=f"write {ways}")
-    listed = ", ".join(f"`{name}`" for name in values) or "no arguments"
-    message = f"`{node.name}` must be written as {ways}, got {listed}"
-    scope.fail("A303", message, node.span)
+    missing = [" and ".join(f"`{a}`" for a in s if a not in present) for s in possible]
+    message = f"`{node.name}` also needs {' or '.join(missing)}"
+    if not possible:
+        given = " and ".join(f"`{name}`" for name in values if name in present)
+        message = f"`{node.name}` cannot take {given} together"
+    elif not present:
+        scope.fail("A303", f"`{node.name}` needs {', or '.join(missing)}", node.span)
+    scope.fail("A303", message, node.span, help=f"write {ways}")
 
 
 def _wrong(scope: Scope, declaration: type, values: Mapping[str, ArgumentValue]) -> str | None:
@@ -264,7 +267,10 @@ def _input(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope
     if isinstance(entry, InputRef):
         if entry.kind != parameter.kind:
             message = f"{needed} is needed, got one of kind `{entry.kind}`"
-            advice = f"declare it as `input {entry.name}: {parameter.kind}`"
+            size = scope.work.inputs[entry.name].size
+            has_size = size > 1 and parameter.kind in ("choices", "scores")
+            kind = f"{parameter.kind}(size = {size})" if has_size else parameter.kind
+            advice = f"declare it as `input {entry.name}: {kind}`"
             scope.fail("A313", message, node.span, help=advice)
         return entry
     if parameter.kind == "length" and kind_of(entry) == "scalar":

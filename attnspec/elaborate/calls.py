@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from attnspec.elaborate import terms
 from attnspec.elaborate.arguments import complete, matched, parameters_of, values_of
-from attnspec.elaborate.foreign_words import meant
+from attnspec.elaborate.foreign_words import meant, undefined
 from attnspec.elaborate.names import (
     ARTICLES,
     GRAPH_FUNCTIONS,
@@ -30,7 +30,10 @@ from attnspec.ir.scalars import FUNCTIONS, SCORE_FUNCTIONS, Apply, Scalar, Symbo
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
+SIZES = "a size is the same for all queries; for one that differs write `where(abs(q - k) <= …)`"
+IN_SCORE = "`{0}` has a meaning only in a `score` statement"
 OTHER_BOXES = "for other boxes use `where`, as in `where(0 <= q.row - k.row < 4)`"
+OTHER_PAIRS = f"{OTHER_BOXES} or `where((q.row - k.row) % 2 == 0)`"
 _ANY = Parameter("any", "", positional=True)
 
 
@@ -63,7 +66,9 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
     if name in scope.names:
         scope.fail("A210", f"`{name}` is a value and takes no arguments", node.name_span)
     advice = meant(name, scope) or did_you_mean(name, _words(scope))
-    scope.fail("A201", f"`{name}` is not defined", node.name_span, help=advice)
+    if name in SCORE_FUNCTIONS:
+        advice = IN_SCORE.format(name)
+    scope.fail("A201", undefined(name, scope), node.name_span, help=advice)
 
 
 def _words(scope: Scope) -> list[str]:
@@ -177,10 +182,12 @@ def _of_inputs(leaf: Leaf, predicate: Scalar, node: nodes.Call, scope: Scope) ->
 def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scalar, ...]:
     def one(argument: nodes.Argument) -> Scalar:
         if argument.name is not None:
+            if argument.name.lower() not in ("t", "h", "w"):
+                message = f"`{node.name}` has no argument `{argument.name}`"
+                taken = f"it takes {parameter.doc}, without names"
+                scope.fail("A302", message, argument.span, notes=(taken,), help=OTHER_PAIRS)
             message = f"`{node.name}` takes extents without names, got `{argument.name}`"
-            axis = argument.name.lower() in ("t", "h", "w")
-            advice = "write the sizes without names" if axis else OTHER_BOXES
-            scope.fail("A301", message, argument.span, help=advice)
+            scope.fail("A301", message, argument.span, help="write the extents without names")
         value = terms.integer(argument.value, scope, "an extent")
         wrong = check_value(replace(parameter, kind="integer"), "extent", value)
         if isinstance(value, int) and wrong:
@@ -271,7 +278,7 @@ def indexed(node: nodes.Index, scope: Scope) -> Scalar:
         message = f"only a list can be indexed by `[…]`, got {ARTICLES[kind_of(base)]}"
         advice = "a list is written `[8, 16, 32]`"
         if isinstance(base, InputRef):
-            advice = readings(base)
+            advice = readings(base, scope)
         scope.fail("A310", message, node.base.span, help=advice)
     place = terms.integer(node.index, scope, "the index of a list")
     count = len(base.items)
@@ -290,7 +297,7 @@ def _read_by_position(node: nodes.Index, scope: Scope) -> None:
         return
     value = scope.names.get(name)
     if isinstance(value, InputRef):
-        advice = readings(value)
+        advice = readings(value, scope)
     elif name in scope.names:
         return
     else:
@@ -302,9 +309,13 @@ def _read_by_position(node: nodes.Index, scope: Scope) -> None:
     scope.fail("A310", message, node.span, help=advice)
 
 
-def readings(given: InputRef) -> str:
-    """How a predicate reads an input, or that none does."""
+def readings(given: InputRef, scope: Scope) -> str:
+    """How a predicate or a score reads an input, or that none does."""
     name = given.name
+    if scope.score and given.kind in READ:
+        return f"write `{name}(q)` or `{name}(k)`"
+    if scope.score and given.kind != "length":
+        return f"`score` cannot read an input of kind `{given.kind}`"
     if given.kind == "ids":
         return f"write `same({name})` for equal labels, or `{name}(q)` or `{name}(k)` in `where(…)`"
     if given.kind in READ:
@@ -328,11 +339,13 @@ def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
         scope.used.add(name)
         return pair_reading(given.name)
     if given.kind not in READ:
-        message = f"`{name}(…)` needs an input of kind {' or '.join(READ)}, got `{given.kind}`"
-        scope.fail("A313", message, node.span, help=readings(given))
+        where = " in `where`" if scope.predicate and not scope.score else ""
+        kinds = " or ".join(f"`{kind}`" for kind in READ)
+        message = f"`{name}(…)`{where} needs an input of kind {kinds}, got `{given.kind}`"
+        scope.fail("A313", message, node.span, help=readings(given, scope))
     if not scope.predicate:
-        message = f"`{name}(…)` can stand only inside `where(…)`"
-        scope.fail("A205", message, node.span)
+        message = f"`{name}(…)` can stand only in `where(…)` or `score`"
+        scope.fail("A205", message, node.span, help=SIZES)
     if len(node.arguments) != 1 or len(sides) != 1 or sides[0] not in POSITIONS:
         message = f"an input is read only at the query, `{name}(q)`, or at the key, `{name}(k)`"
         scope.fail("A303", message, node.span, help="pass other values as a second input")
@@ -362,7 +375,7 @@ def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:
     problem = _inexact(value)
     if problem is not None:
         help = "compute the value before the call, and pass the result as the input"
-        message = f"a condition that reads an input cannot use {problem}"
+        message = f"in a condition that reads an input, {problem}"
         scope.fail("A312", message, node.span, help=help)
 
 
@@ -375,13 +388,13 @@ def _inexact(value: Scalar) -> str | None:
         # known before any pair is examined
         return None
     if op in INEXACT:
-        return f"`{op}`, whose last bit may differ between machines"
+        return f"`{op}` cannot be used: its result may differ between libraries, or not exist"
     if op in ("//", "%") and (reads_inputs(args[1]) or asks_positions(args[1])):
-        return f"`{op}` with q, k or an input in the divisor"
+        return f"the divisor of `{op}` must not depend on `q`, `k` or an input"
     if op in ("//", "%") and type_of(args[1]) != "integer":
-        return f"`{op}` by what is not an integer"
+        return f"the divisor of `{op}` must be an integer"
     if op == "**" and not (isinstance(args[1], int) and 0 <= args[1] <= 8):
-        return "a power whose exponent is not a number from 0 to 8"
+        return "the exponent of `**` must be a fixed integer from 0 to 8"
     if op == "item":
-        return "a list whose index reads more than `layer`, `head` and `n`"
+        return "the index of a list must depend only on `layer`, `head` and `n`"
     return next((reason for part in args if (reason := _inexact(part))), None)

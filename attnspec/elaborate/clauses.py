@@ -147,8 +147,8 @@ def _unknown(node: nodes.Expression, scope: Scope) -> NoReturn:
     spans = [c.span for c in named if isinstance(c, nodes.Name) and c.name == word]
     scope.fail(
         "A601",
-        "not a claim: expected a property, `reach(layers = L)`, a figure compared with a number,"
-        " or two graphs joined by `subset` or `==`",
+        "this is not a claim: expected a property, `reach(layers = L)`, a figure compared with a"
+        " number, or two graphs joined by `subset` or `==`",
         spans[0] if spans else node.span,
         notes=(f"properties: {', '.join(PROPERTIES)}", f"figures: {', '.join(METRICS)}"),
         help=_claim_meant(node, word, words),
@@ -203,7 +203,7 @@ def _is_change(node: nodes.Call | nodes.Name, scope: Scope) -> bool:
     if isinstance(node, nodes.Name):
         return node.name not in (*scope.names, *SCALARS, *POSITIONS, SCORE)
     if node.name in SCORES and isinstance(scope.names.get(node.name), InputRef):
-        message = f"`score {node.name}(…)` changes scores, and an input has this name, too"
+        message = f"`{node.name}(…)` has a meaning of its own in `score`, and is also an input here"
         scope.fail("A204", message, node.name_span, help="rename the input")
     return node.name not in (*scope.names, *FUNCTIONS, *SCORE_FUNCTIONS)
 
@@ -217,8 +217,8 @@ def _expression(node: nodes.Expression, scope: Scope) -> Score:
         read = {name for each in args for name in symbols(each)}
         if SCORE in read and part.op in ("//", "%", "floor", "ceil", "isqrt", "item"):
             what = "the index of a list" if part.op == "item" else f"`{part.op}`"
-            message = f"{what} needs integers, and the score `{SCORE}` is a real number"
-            scope.fail("A312", message, node.span)
+            message = f"{what} cannot be computed from the score `{SCORE}`"
+            scope.fail("A312", message, node.span, help="compute it from positions or inputs")
     across = [name for name in symbols(value) if name.endswith("(q)")]
     if scope.work.cross is not None and across:
         require_keys(across[0].partition("(")[0], node.span, scope)

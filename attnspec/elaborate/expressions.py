@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from attnspec.elaborate import terms
-from attnspec.elaborate.calls import call, readings, require_free
-from attnspec.elaborate.foreign_words import meant
+from attnspec.elaborate.calls import IN_SCORE, SIZES, call, readings, require_free
+from attnspec.elaborate.foreign_words import meant, undefined
 from attnspec.elaborate.names import (
     ARTICLES,
     GRAPH_FUNCTIONS,
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 _SETS = ("|", "&", "-", "~")
 _ALONE = {
-    "|": "write `GRAPH + MECHANISM`: exact weights on the graph's pairs, the mechanism's elsewhere",
+    "|": "write `GRAPH + MECHANISM`: the graph's pairs get exact weights, others the mechanism's",
     "&": "to hide later keys write the statement `causal`; to hide padding pass `key_padding_mask`",
     "+": "two mechanisms need heads of their own",
     "-": "a mechanism has no pairs that could be taken away",
@@ -42,9 +42,8 @@ _ALONE = {
 """What to write instead of a mechanism under an operator."""
 
 
-SIZES = "a size is the same for all queries; for one that differs write `where(abs(q - k) <= …)`"
-IN_GRAPH = "a named graph knows only its own parameters: write `graph {0}(…, {1})`, and pass `{1}`"
-DEFINED = "define `{1}` before its use: as a parameter, or by `let {1} = …`"
+NO_NUMBERS = ("inf", "infinity", "nan", "none", "null")
+"""What other languages have for numbers that a spec does not have."""
 
 # --- words ---------------------------------------------------------------------------------------
 
@@ -84,7 +83,7 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         return call(nodes.Call(name, (), span=node.span, name_span=node.span), scope, bare=True)
     if name in POSITIONS:
         whose = "query" if name == "q" else "key"
-        message = f"`{name}`, the position of a {whose}, can stand only inside `where(…)`"
+        message = f"`{name}`, the position of a {whose}, can stand only in `where(…)` or `score`"
         scope.fail("A205", message, node.span, help=SIZES)
     if name in FUNCTIONS or name in TOKEN_SETS or name in GRAPH_FUNCTIONS:
         scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
@@ -106,11 +105,21 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         counts = "`m`, the number of queries, has a value only in a spec with `cross`"
         advice = counts if advice is None or scope.predicate else f"{advice}; {counts}"
     elif name == SCORE or name in SCORE_FUNCTIONS:
-        advice = f"`{name}` has a meaning only in a `score` statement"
-    if advice is None:
-        graph = next((each.name for each in reversed(scope.expanding)), None)
-        advice = (IN_GRAPH if graph else DEFINED).format(graph, name)
-    scope.fail("A201", f"`{name}` is not defined", node.span, help=advice)
+        advice = IN_SCORE.format(name)
+    scope.fail("A201", undefined(name, scope), node.span, help=advice or _defined(name, scope))
+
+
+def _defined(name: str, scope: Scope) -> str:
+    """How a name gets a meaning that is near nothing else."""
+    if name.lower() in NO_NUMBERS:
+        return f"there is no `{name}`: write a number, or `n` for the length of the sequence"
+    if scope.expanding:
+        own = f"write `graph {scope.expanding[-1].name}(…, {name})`, and pass `{name}`"
+        return f"a named graph knows only its own parameters: {own}"
+    if re.search(rf"\blet {re.escape(name)}\b", scope.module.source.text):
+        where = f"`let {name} = …` holds only below it, inside the same braces"
+        return f"{where}: move it, or make `{name}` a parameter"
+    return f"define `{name}` before its use: as a parameter, or by `let {name} = …`"
 
 
 def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
@@ -120,9 +129,8 @@ def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
     if name in work.broken:
         raise Failed
     if name in work.pending:
-        message = f"`{name}` has no value before the statement `{name} N`"
-        advice = f"write a number here, or use `{name}` below that statement"
-        scope.fail("A207", message, node.span, help=advice)
+        message = f"`{name}` has a value only below the statement `{name} N`"
+        scope.fail("A207", message, node.span, help="write a number here")
     if name == "layers":
         return 1 if work.layers is None else work.layers
     if work.heads is None:
@@ -136,7 +144,7 @@ def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
     """What `q.row` stands for."""
     shown, grid = f"{node.base.name}.{node.attribute}", scope.work.grid
     if not scope.predicate or node.base.name not in POSITIONS:
-        message = f"only `q` and `k` in `where(…)` have coordinates, as `q.row`, got `{shown}`"
+        message = f"only `q` and `k` in `where(…)` or `score` have coordinates, got `{shown}`"
         scope.fail("A205", message, node.span, help=None if scope.predicate else SIZES)
     if grid is None:
         if "sequence" in scope.work.broken:
@@ -215,12 +223,14 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
         _require_read(node, operands, scope)
     for operator, span in zip(node.operators, node.operator_spans, strict=False):
         if operator not in _SETS:
-            ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
+            ends = " and ".join(_article(operands[at]) for at in (0, -1))
             joined = "comparisons" if operator in ("and", "or") else "numbers"
             message = f"`{operator}` joins {joined}, got {ends}"
             advice = "`#` starts a comment" if operator == "//" else None
-            if operator in ("+", "*", "and", "or"):
+            if operator in ("+", "*", "and", "or") and kinds <= {"graph", "tokens", "input"}:
                 advice = "join two graphs, or two token sets, by `|`, `&` or `-`"
+            elif scope.predicate and "graph" in kinds:
+                advice = "write a condition on `q` and `k` in place of the graph"
             scope.fail("A312", message, span, help=advice)
     placed = list(zip(operands, (part.span for part in node.operands), strict=True))
     if "graph" not in kinds:
@@ -234,12 +244,19 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
     return _joined(node, graphs, lambda op, of: terms.compound(op, of, node.span, scope))
 
 
+def _article(value: Value) -> str:
+    kind = kind_of(value)
+    is_comparison = kind == "scalar" and type_of(value) == "boolean"  # type: ignore[arg-type]
+    return "a comparison" if is_comparison else ARTICLES[kind]
+
+
 def _require_read(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> None:
     """Refuse an input of which a predicate does not say where it is read."""
     for operand, part in zip(operands, node.operands, strict=True):
         if isinstance(operand, InputRef):
-            message = f"`where` cannot use the input `{operand.name}` without a position"
-            scope.fail("A310", message, part.span, help=readings(operand))
+            reader = "score" if scope.score else "where"
+            message = f"`{reader}` cannot use the input `{operand.name}` without a position"
+            scope.fail("A310", message, part.span, help=readings(operand, scope))
 
 
 def _joined(node: nodes.Chain, some: Sequence[T], join: Callable[[str, tuple[T, ...]], T]) -> T:

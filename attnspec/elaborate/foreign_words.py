@@ -15,10 +15,10 @@ SYSTEMS = frozenset(
 
 _MEANT = {
     "cls": "for the first token write `first(1)`, as in `global(first(1))`",
-    "document": "declare `input document: ids`, write `same(document)`, pass the labels in a call",
+    "document": "declare `input {0}: ids`, write `same({0})`, and pass the labels in a call",
     "extra": "for c extra tokens write `first(c)`: they come before the sequence",
     "relative": "write the statement `score bias()`: it adds a learned number for each distance",
-    "tree": "these are whole specs: `attnspec zoo tree_decoding`, `attnspec zoo tree_heap`",
+    "tree": "`attnspec zoo tree_decoding` and `attnspec zoo tree_heap` print two specs of trees",
     "sink": "`columns(first(c))` lets every query read the first c positions",
     "rope": ROPE,
     "dropout": "pass dropout in a call: `module(q, k, v, dropout_p = 0.1)`",
@@ -56,8 +56,18 @@ def meant(name: str, scope: Scope) -> str | None:
         return f"`{low}` normalises scores: write the statement `normalize {low}`"
     sentence = _MEANT.get(_ALIASES.get(low, low))
     if sentence is None and name in scope.module.attentions:
-        moved = "move what it attends into `graph NAME = …`, and write `NAME` in both"
-        sentence = f"`{name}` is an attention, where a graph is needed: {moved}"
+        return f"write what `{name}` attends as `graph NAME = …` outside of it, and use `NAME`"
     if sentence is None and low in SYSTEMS:
-        sentence = f"`{low}` is a whole spec, not a graph: `attnspec zoo` lists those of its name"
-    return sentence
+        shipped = "`attnspec zoo` lists the specs that ship, and `attnspec zoo NAME` prints one"
+        sentence = f"`{low}` is a whole spec, not a graph: {shipped}"
+    if sentence is None or ("declare `input" in sentence and scope.expanding):
+        # a named graph has only the inputs that are passed to it
+        return None
+    return sentence.format(name)
+
+
+def undefined(name: str, scope: Scope) -> str:
+    """What is wrong with a name that stands for nothing where it is used."""
+    if name in scope.module.attentions:
+        return f"`{name}` is an attention, and an attention cannot be used in an expression"
+    return f"`{name}` is not defined"

@@ -148,11 +148,12 @@ def _require_covered(
         if heads:
             missing.setdefault(ranges(heads), []).append(layer)
     for heads_text, layers in missing.items():
-        which = [] if work.layers is None else [f"layer {ranges(layers)}"]
-        which += [] if work.heads is None else [f"head {heads_text}"]
-        where = f" in {', '.join(which)}" if which else ""
-        more = "; outside of the blocks `layer` and `head` it is for all of these" if which else ""
-        help = f"add the statement `attend …`{more}"
+        which = [] if work.heads is None else [("head", heads_text)]
+        which += [] if work.layers is None else [("layer", ranges(layers))]
+        named = [f"{kind}{'' if text.isdecimal() else 's'} {text}" for kind, text in which]
+        where = f" in {' of '.join(named)}" if which else ""
+        more = " outside the blocks: it is for all layers and heads without their own"
+        help = f"add the statement `attend …`{more if which else ''}"
         work.collector.add("A408", f"there is no `attend`{where}", attention.name_span, help=help)
 
 
@@ -223,11 +224,12 @@ def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> No
         message = (
             f"`{name}` sets the factor of scores itself, so the statement `scale` cannot be used"
         )
-        advice = f"remove the statement, or write `{name}(scale = unit)` for a factor of 1"
+        advice = f"remove it: the factor is 1 / sqrt(d), or 1 with `{name}(scale = unit)`"
         work.collector.add("A708", message, scale.span, related=related, help=advice)
     mean = [leaf for leaf in governed if dict(leaf.arguments)["combine"] == "mean"]
     if len(mean) > 1:
-        message = f"`combine = mean` averages the rounds of one `{name}`, and there are several"
+        have = f"{len(mean)} `{name}` have it"
+        message = f"`combine = mean` averages the rounds of one `{name}`, and {have}"
         advice = f"write `combine = union`, or give each `{name}` heads of its own"
         work.collector.add("A708", message, mean[1].place("combine"), help=advice)
     related = ((f"the other `{name}` is here", first.span),) if first.span else ()

@@ -281,7 +281,7 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
             return words[bare]
         other = *SCALARS, *TOKEN_SETS, *words, *scope.work.patterns, *scope.module.graphs
         if bare and bare not in scope.names and bare not in other:
-            sets = "write `0`, `0..5`, `0, 2`, `even`, `odd`, `every(3)` or `all`"
+            sets = f"write numbers from 0 to {count - 1}, or `even`, `odd`, `every(2)` or `all`"
             advice = did_you_mean(bare, words) or sets
             if bare in _REST:
                 advice = f"write an `attend` outside the blocks: it is for all other {kind}s"
@@ -362,7 +362,7 @@ def _require_alone(graph: Term, span: Span, scope: Scope, beside: bool = False) 
                 f"a graph that is added to a mechanism may only choose pairs, and this"
                 f" `{leaf.pattern}` also weighs them"
             )
-            advice = "use a graph that only chooses pairs, such as `topk`"
+            advice = "use `topk`, or `lsh` without `combine` and `multiplicity`"
             scope.fail("A703", message, place, help=advice)
 
 

@@ -20,7 +20,17 @@ from attnspec.ir.program import (
     TokenTerm,
     leaves,
 )
-from attnspec.ir.scalars import LARGEST, SCORE, Apply, Scalar, ScalarError, Symbol, fold, symbols
+from attnspec.ir.scalars import (
+    LARGEST,
+    SCORE,
+    TOO_LARGE,
+    Apply,
+    Scalar,
+    ScalarError,
+    Symbol,
+    fold,
+    symbols,
+)
 from attnspec.limits import LIMITS
 from attnspec.text.source import Span
 
@@ -54,7 +64,7 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
 def _read_by(given: InputRef) -> str:
     """What reads an input of this kind, with its name written in."""
     _, _, readers = INPUTS[given.kind][0].rpartition(": ")
-    return f"use an input of kind `{given.kind}` as " + re.sub(r"\bx\b", given.name, readers)
+    return f"an input of kind `{given.kind}` is read as " + re.sub(r"\bx\b", given.name, readers)
 
 
 def scalar(node: nodes.Expression, scope: Scope, what: str = "") -> Scalar:
@@ -124,7 +134,7 @@ def as_tokens(value: Value, span: Span, scope: Scope) -> TokenTerm:
         require(value, "tokens", span, scope)
     elif value.kind != "tokens":
         message = f"a token set is needed, got an input of kind `{value.kind}`"
-        advice = f"declare it as `tokens`, or {_read_by(value)}"
+        advice = f"declare it as `tokens`; {_read_by(value)}"
         scope.fail("A313", message, span, help=advice)
     return value  # type: ignore[return-value]
 
@@ -162,9 +172,7 @@ def folded(value: Scalar, span: Span | None, scope: Scope) -> Scalar:
         except ScalarError as error:
             scope.fail("A308", f"this expression has no value: {error}", span)
     if isinstance(value, int) and abs(value) > LARGEST:
-        scope.fail(
-            "A308", "this expression has no value: a result above 2**62, the largest integer", span
-        )
+        scope.fail("A308", f"this expression has no value: {TOO_LARGE}", span)
     _limit(value, LIMITS.operations, "operations of one expression", span, scope)
     return value
 

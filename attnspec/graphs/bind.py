@@ -347,8 +347,8 @@ def bind_argument(
             try:
                 return fold(given, values)  # type: ignore[arg-type]
             except ScalarError as error:
-                where = f"layer {at.layer}, head {at.head}"
-                raise BindError(f"`where` has no value at {where}: {error}", span) from None
+                problem = f"no value at layer {at.layer}, head {at.head}: {error}"
+                raise BindError(f"the condition of `where` has {problem}", span) from None
         case "inputs":
             return tuple(at.inputs[each.name] for each in given)  # type: ignore[attr-defined]
         case "extents":

@@ -44,6 +44,9 @@ Scalar: TypeAlias = "int | float | bool | Symbol | Apply"
 LARGEST = 2**62
 """Sizes and intermediate integers stay below this, so that int64 arrays never wrap."""
 
+TOO_LARGE = "a result is not between -2**62 and 2**62, the limits of integers"
+NOT_FINITE = "a result is not finite"
+
 
 class ScalarError(ValueError):
     """An expression has no value here: division by zero, root of a negative number, overflow."""
@@ -72,7 +75,7 @@ def _power(a: Value, b: Value) -> Value:
             _nonzero(a)
             return float(a) ** b
         if a not in (0, 1, -1) and b * math.log2(abs(a)) > 62:
-            raise ScalarError("a result above 2**62, the largest integer")
+            raise ScalarError(TOO_LARGE)
         return int(a**b)
     if not _is_array(a, b) and a == 0 and b < 0:
         raise ScalarError("division by zero")
@@ -82,7 +85,7 @@ def _power(a: Value, b: Value) -> Value:
     try:
         result = a**b
     except OverflowError:
-        raise ScalarError("a result above 2**62, the largest integer") from None
+        raise ScalarError(NOT_FINITE) from None
     if isinstance(result, complex):
         raise ScalarError("a fractional power of a negative number")
     return cast(Value, result)
@@ -259,9 +262,9 @@ def evaluate_exactly(scalar: Scalar, values: Mapping[str, Value]) -> Value:
 def _checked(result: Value) -> Value:
     """The result of an operation; raises ScalarError for a single number that is too large."""
     if isinstance(result, int) and abs(result) > LARGEST:
-        raise ScalarError("a result above 2**62, the largest integer")
+        raise ScalarError(TOO_LARGE)
     if isinstance(result, float) and not math.isfinite(result):
-        raise ScalarError("a result that is not finite")
+        raise ScalarError(NOT_FINITE)
     return result
 
 

@@ -60,11 +60,14 @@ class Cluster(DataDependent):
     def __post_init__(self) -> None:
         if self.assign == "balanced" and self.of == "q":
             raise RelationError(
-                "`of = q` gives a query one cluster, `assign = balanced` several or none: leave"
-                " one out"
+                "`of = q` gives a query one cluster, and `assign = balanced` gives it several or"
+                " none: remove one of the two"
             )
         if self.assign == "balanced" and self.count is None:
-            raise RelationError("`assign = balanced` keeps its centroids and needs a `count`")
+            raise RelationError(
+                "`assign = balanced` keeps its centroids from call to call, and needs their number:"
+                " add `count = …`"
+            )
 
     @property
     def learned(self) -> tuple[Part, ...]:

@@ -81,13 +81,14 @@ class Lsh(DataDependent):
     def __post_init__(self) -> None:
         if self.cut == "bucket" and not self.bucket_mask:
             raise RelationError(
-                "`cut = bucket` reads one bucket, `bucket_mask = false` others too: leave one out"
+                "`cut = bucket` reads one bucket, and `bucket_mask = false` reads others: remove"
+                " one of the two"
             )
         if self.hash == "hyperplanes" and self.given is None:
             if self.buckets is None or self.buckets & (self.buckets - 1):
                 raise RelationError(
-                    "`hash = hyperplanes` needs `buckets`, a power of two,"
-                    f" got {self.buckets or 'none'}"
+                    "with `hash = hyperplanes`, `buckets` must be a power of two, got"
+                    f" {self.buckets or 'none'}"
                 )
 
     @property

@@ -44,7 +44,8 @@ class Sinkhorn(DataDependent):
     def __post_init__(self) -> None:
         if self.cut is not None and self.causal:
             raise RelationError(
-                "`cut` lets every query read later keys, and the spec is `causal`: leave one out"
+                "`cut` lets every query read later keys, and the spec is `causal`: remove one of"
+                " the two"
             )
         if self.cut is not None and self.cut > self.max_blocks:
             raise RelationError(

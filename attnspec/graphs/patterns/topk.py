@@ -34,7 +34,7 @@ class TopK(DataDependent):
     keys: int | None = argument("integer", "keys of each choice", default=None, least=1)
     blocks: int | None = argument("integer", "key blocks of each choice", default=None, least=1)
     mass: float | None = argument(
-        "real", "softmax mass that the blocks have together at least", default=None, above=0
+        "real", "least softmax mass that the blocks have together", default=None, above=0
     )
     above: float | None = argument("real", "what scores must be above", default=None)
     size: int | None = argument(
@@ -76,17 +76,17 @@ class TopK(DataDependent):
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.size not in (None, 1):
-            what = f"`keys` chooses single keys, got `size = {self.size}`"
-            raise RelationError(f"{what}: leave `size` out, or choose `blocks`")
+            what = f"`size` is that of a block, and `keys = {self.keys}` chooses single keys"
+            raise RelationError(f"{what}: remove `size`, or write `blocks = {self.keys}`")
         if self.score == "dot" and self.block > 1:
             raise RelationError(
-                f"`score = dot` scores single keys, and blocks have {self.block}: write `score ="
-                " mean`, `max`, `bound` or `mass`"
+                f"`score = dot` scores single keys, and a block has {self.block} keys here: write"
+                " `score = mean`, `max`, `bound` or `mass`"
             )
         if isinstance(self.score, Data) and self.score.size != self.block:
             raise RelationError(
-                f"`score` is an input for blocks of {self.score.size} positions, and `topk` has"
-                f" blocks of {self.block}"
+                f"`score` is an input for blocks of {count_of(self.score.size, 'position')}, and"
+                f" `topk` has blocks of {self.block}: declare it as `scores(size = {self.block})`"
             )
 
     @classmethod

@@ -88,7 +88,7 @@ class Where(OfPredicate):
             else:
                 mask = np.asarray(evaluate_exactly(predicate, values)).astype(bool)
         except ScalarError as error:
-            raise RelationError(f"`where` has no value: {error}") from None
+            raise RelationError(f"the condition of `where` has no value: {error}") from None
         return mask & allowed & (q == q) & (k == k)
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:

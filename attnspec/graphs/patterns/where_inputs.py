@@ -71,7 +71,7 @@ class WhereInputs(OfPredicate):
         try:
             mask = evaluated(predicate, values)
         except ScalarError as error:
-            raise RelationError(f"`where` has no value: {error}") from None
+            raise RelationError(f"the condition of `where` has no value: {error}") from None
         return mask & allowed & (q == q) & (k == k)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:

@@ -48,6 +48,8 @@ class Window(Toeplitz):
     @classmethod
     def readings(cls, size: int) -> tuple[str, ...]:
         return (
-            f"`window(radius = {size})` keeps {size} keys on each side, {2 * size + 1} in all",
-            f"`window(before = {size - 1}, after = 0)` keeps {size}, none after the query",
+            f"`window(radius = {size})` reads the query's own key and {size:,} on each side,"
+            f" {2 * size + 1:,} in all",
+            f"`window(before = {size - 1}, after = 0)` reads the query's own key and {size - 1:,}"
+            f" before it, {size:,} in all",
         )

@@ -62,4 +62,5 @@ def at_length(predicate: Scalar, n: int) -> Scalar:
     try:
         return fold(predicate, {"n": n})
     except ScalarError as error:
-        raise RelationError(f"`where` has no value at n = {n:,}: {error}") from None
+        message = f"the condition of `where` has no value at n = {n:,}: {error}"
+        raise RelationError(message) from None

@@ -123,7 +123,7 @@ def _at(relation: Between | Among, side: str, scalar: Scalar, position: np.ndarr
     try:
         return np.broadcast_to(np.asarray(evaluate(scalar, values)), position.shape)
     except ScalarError as error:
-        raise RelationError(f"`where` has no value: {error}") from None
+        raise RelationError(f"the condition of `where` has no value: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from attnspec.ir.parameters import argument
 class Favor(MechanismDeclaration):
     """Attention with random features whose products estimate exp(q . k / sqrt(d))."""
 
-    features: int = argument("integer", "random features m", default=256, least=1)
+    features: int = argument("integer", "random features", default=256, least=1)
     kind: str = argument(
         "choice",
         "the feature map",

@@ -24,7 +24,7 @@ from attnspec.ir.parameters import argument
 class Rfa(MechanismDeclaration):
     """Attention with random Fourier features of the Gaussian kernel."""
 
-    features: int = argument("integer", "random features m", default=64, least=1)
+    features: int = argument("integer", "random features", default=64, least=1)
     gated: bool = argument("boolean", "forget earlier keys by a learned gate", default=False)
     seed: int = argument("integer", "the random seed", default=0, least=0, most=2**62)
     floor: float = argument("real", "the least denominator, 0 for none", default=0.0, least=0)
