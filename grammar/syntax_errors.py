@@ -374,7 +374,7 @@ def _advice(stop: _Stop) -> str | None:
             return f"a range is `{before}..N`, the last one included"
         if stop.word.text in STATEMENTS:
             return f"write the statements in braces: `{{ {stop.word.text} … }}`"
-        if stop.word.text in ("and", "|", "&", "+"):
+        if stop.word.text in ("and", "|", "&", "+") and stop.after.isalnum():
             return f"commas separate layers and heads: `{before}, {stop.after}`"
     if before == "sequence" and stop.word.kind == "number":
         return "delete the statement, since a call tells the length; for a grid write `grid(H, W)`"

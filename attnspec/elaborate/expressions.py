@@ -42,6 +42,8 @@ _ALONE = {
 """What to write instead of a mechanism under an operator."""
 
 
+IN_GRAPH = "a named graph knows only its own parameters: write `graph {0}(…, {1})`, and pass `{1}`"
+OUTSIDE = "write `let {0} = …` above each use and outside of blocks, or make `{0}` a parameter"
 NO_NUMBERS = ("inf", "infinity", "nan", "none", "null")
 """What other languages have for numbers that a spec does not have."""
 
@@ -114,11 +116,9 @@ def _defined(name: str, scope: Scope) -> str:
     if name.lower() in NO_NUMBERS:
         return f"there is no `{name}`: write a number, or `n` for the length of the sequence"
     if scope.expanding:
-        own = f"write `graph {scope.expanding[-1].name}(…, {name})`, and pass `{name}`"
-        return f"a named graph knows only its own parameters: {own}"
+        return IN_GRAPH.format(scope.expanding[-1].name, name)
     if re.search(rf"\blet {re.escape(name)}\b", scope.module.source.text):
-        where = f"`let {name} = …` holds only below it, inside the same braces"
-        return f"{where}: move it, or make `{name}` a parameter"
+        return OUTSIDE.format(name)
     return f"define `{name}` before its use: as a parameter, or by `let {name} = …`"
 
 
@@ -223,7 +223,7 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
         _require_read(node, operands, scope)
     for operator, span in zip(node.operators, node.operator_spans, strict=False):
         if operator not in _SETS:
-            ends = " and ".join(_article(operands[at]) for at in (0, -1))
+            ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
             joined = "comparisons" if operator in ("and", "or") else "numbers"
             message = f"`{operator}` joins {joined}, got {ends}"
             advice = "`#` starts a comment" if operator == "//" else None
@@ -242,12 +242,6 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
         if operator == "-":
             terms.known_now(term, span, scope, "on the right of `-`")
     return _joined(node, graphs, lambda op, of: terms.compound(op, of, node.span, scope))
-
-
-def _article(value: Value) -> str:
-    kind = kind_of(value)
-    is_comparison = kind == "scalar" and type_of(value) == "boolean"  # type: ignore[arg-type]
-    return "a comparison" if is_comparison else ARTICLES[kind]
 
 
 def _require_read(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> None:

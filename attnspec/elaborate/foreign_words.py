@@ -60,10 +60,9 @@ def meant(name: str, scope: Scope) -> str | None:
     if sentence is None and low in SYSTEMS:
         shipped = "`attnspec zoo` lists the specs that ship, and `attnspec zoo NAME` prints one"
         sentence = f"`{low}` is a whole spec, not a graph: {shipped}"
-    if sentence is None or ("declare `input" in sentence and scope.expanding):
-        # a named graph has only the inputs that are passed to it
-        return None
-    return sentence.format(name)
+    # a named graph has only the inputs that are passed to it
+    in_graph = scope.expanding and sentence and "declare `input" in sentence
+    return sentence.format(name) if sentence and not in_graph else None
 
 
 def undefined(name: str, scope: Scope) -> str:

@@ -20,17 +20,7 @@ from attnspec.ir.program import (
     TokenTerm,
     leaves,
 )
-from attnspec.ir.scalars import (
-    LARGEST,
-    SCORE,
-    TOO_LARGE,
-    Apply,
-    Scalar,
-    ScalarError,
-    Symbol,
-    fold,
-    symbols,
-)
+from attnspec.ir.scalars import SCORE, Apply, Scalar, ScalarError, Symbol, checked, fold, symbols
 from attnspec.limits import LIMITS
 from attnspec.text.source import Span
 
@@ -166,13 +156,13 @@ def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool 
 
 def folded(value: Scalar, span: Span | None, scope: Scope) -> Scalar:
     """The scalar, computed if it is constant; its arguments are folded already."""
-    if isinstance(value, Apply) and not any(isinstance(x, Symbol | Apply) for x in value.args):
-        try:
+    try:
+        if isinstance(value, Apply) and not any(isinstance(x, Symbol | Apply) for x in value.args):
             value = fold(value, {})
-        except ScalarError as error:
-            scope.fail("A308", f"this expression has no value: {error}", span)
-    if isinstance(value, int) and abs(value) > LARGEST:
-        scope.fail("A308", f"this expression has no value: {TOO_LARGE}", span)
+        if isinstance(value, int):
+            checked(value)
+    except ScalarError as error:
+        scope.fail("A308", f"this expression has no value: {error}", span)
     _limit(value, LIMITS.operations, "operations of one expression", span, scope)
     return value
 

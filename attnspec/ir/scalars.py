@@ -44,9 +44,6 @@ Scalar: TypeAlias = "int | float | bool | Symbol | Apply"
 LARGEST = 2**62
 """Sizes and intermediate integers stay below this, so that int64 arrays never wrap."""
 
-TOO_LARGE = "a result is not between -2**62 and 2**62, the limits of integers"
-NOT_FINITE = "a result is not finite"
-
 
 class ScalarError(ValueError):
     """An expression has no value here: division by zero, root of a negative number, overflow."""
@@ -75,7 +72,7 @@ def _power(a: Value, b: Value) -> Value:
             _nonzero(a)
             return float(a) ** b
         if a not in (0, 1, -1) and b * math.log2(abs(a)) > 62:
-            raise ScalarError(TOO_LARGE)
+            raise ScalarError("a result is not between -2**62 and 2**62, the limits of integers")
         return int(a**b)
     if not _is_array(a, b) and a == 0 and b < 0:
         raise ScalarError("division by zero")
@@ -85,7 +82,7 @@ def _power(a: Value, b: Value) -> Value:
     try:
         result = a**b
     except OverflowError:
-        raise ScalarError(NOT_FINITE) from None
+        raise ScalarError("a result is not finite") from None
     if isinstance(result, complex):
         raise ScalarError("a fractional power of a negative number")
     return cast(Value, result)
@@ -228,7 +225,7 @@ def evaluate(scalar: Scalar, values: Mapping[str, Value]) -> Value:
         case Apply(op, args):
             operands = [evaluate(arg, values) for arg in args]
             if not _is_array(*operands):
-                return _checked(OPERATIONS[op](*operands))
+                return checked(OPERATIONS[op](*operands))
             # what is too large is refused by whoever reads the array, in the words of the language
             with np.errstate(over="ignore", invalid="ignore"):
                 return OPERATIONS[op](*operands)
@@ -250,21 +247,21 @@ def evaluate_exactly(scalar: Scalar, values: Mapping[str, Value]) -> Value:
             with np.errstate(over="ignore", invalid="ignore"):
                 result = work(*operands)
             if not isinstance(result, np.ndarray):
-                return _checked(result)
+                return checked(result)
             if result.dtype == object:
                 for beyond in result[~(np.abs(result) <= LARGEST)]:
-                    _checked(beyond)
+                    checked(beyond)
             return result
         case _:
             return scalar
 
 
-def _checked(result: Value) -> Value:
+def checked(result: Value) -> Value:
     """The result of an operation; raises ScalarError for a single number that is too large."""
     if isinstance(result, int) and abs(result) > LARGEST:
-        raise ScalarError(TOO_LARGE)
+        raise ScalarError("a result is not between -2**62 and 2**62, the limits of integers")
     if isinstance(result, float) and not math.isfinite(result):
-        raise ScalarError(NOT_FINITE)
+        raise ScalarError("a result is not finite")
     return result
 
 

@@ -64,10 +64,7 @@ class Cluster(DataDependent):
                 " none: remove one of the two"
             )
         if self.assign == "balanced" and self.count is None:
-            raise RelationError(
-                "`assign = balanced` keeps its centroids from call to call, and needs their number:"
-                " add `count = …`"
-            )
+            raise RelationError("`assign = balanced` keeps centroids between calls: add `count`")
 
     @property
     def learned(self) -> tuple[Part, ...]:
