@@ -12,6 +12,7 @@ from interpreted import interpreted
 from population import population, spec_of
 from sweeps import few
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils._python_dispatch import TorchDispatchMode
 from views import KERNELS, taken
 
@@ -90,6 +91,8 @@ def nothing_runs(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
             # torch does not ask whether what it is told of lengths is so
             assert "IS_DIVISIBLE" in flex.options_of(kind)
             assert q.shape[2] % 128 == k.shape[2] % 128 == 0
+            if not kind.small:
+                raise TorchDynamoException("out of resource: shared memory")
             # something that depends on all three
             out = q[..., :1] * v.sum() * k.sum() * v.new_ones(v.shape[-1])
             return out, out.sum(-1).float() if kind.lse else None
