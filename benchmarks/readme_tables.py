@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,9 +209,11 @@ def gpu_table(figures: Figures) -> str:
 
 def _earlier(figures: Figures) -> str:
     """Which rows earlier code gave, because the time of a later run ended before them."""
-    names = [name for name, row in figures["times"].items() if row.get("earlier")]
-    of = ", ".join(sorted({name.partition(",")[0] for name in names}))
-    return f" {len(names)} rows of {of} were timed with earlier code." if names else ""
+    rows = (row for part in ("checks", "times") for row in figures[part].items())
+    names = [name for name, row in rows if row.get("earlier")]
+    count = Counter("checks" if "," not in name[:3] else name[:2] for name in names)
+    of = ", ".join(f"{many} of {what}" for what, many in sorted(count.items()))
+    return f" Earlier code gave {len(names)} rows: {of}." if names else ""
 
 
 def _least(rows: Sequence[Figures], mode: str) -> str:

@@ -174,6 +174,7 @@ def options_of(kind: Kind, by_bits: bool = False) -> dict[str, Any]:
 
 def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
+    by_runs, by_bits = (options_of(kind, by_bits) or None for by_bits in (False, True))
 
     def run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
         blocks, (heads, changes) = Blocks(*given[:-2]), given[-2:]
@@ -188,7 +189,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
             ),
             kind.scale,
             enable_gqa=True,
-            kernel_options=options_of(kind, not blocks.runs) or None,
+            kernel_options=by_runs if blocks.runs else by_bits,
             return_aux=AuxRequest(lse=True) if kind.lse else None,
         )
         return (result[0], result[1].lse) if kind.lse else (result, None)
