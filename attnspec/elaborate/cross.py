@@ -100,9 +100,10 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
         read = sorted(_of_keys(value)) if "q" in sides else []
         if read:
             how = "prefix({})" if getattr(value, "kind", "") == "length" else "{}(k)"
-            advice = f"write `{how.format(read[0])}` outside of `transpose`, which swaps q and k"
+            advice = f"write `{how.format(read[0])}`"
             if _marks(value):
-                advice = f"for the marked keys write `columns({read[0]})` outside of `transpose`"
+                advice = f"for the marked keys write `columns({read[0]})`"
+            advice += ", and not inside `transpose`, which swaps q and k"
             _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)
 
 

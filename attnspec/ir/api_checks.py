@@ -72,8 +72,8 @@ def _choices(
     wrong = values[(values < -1) | (values >= blocks)]
     if len(wrong):
         raise AttnSpecError(
-            f"`{entry.name}` must hold block numbers from 0 to {blocks - 1}, or -1 for no block,"
-            f" got {wrong[0]} (there are {n} keys, up to {entry.size} in a block)"
+            f"`{entry.name}` must hold numbers of blocks, at least 0 and below {blocks}, or -1 for"
+            f" no block, got {wrong[0]} (there are {n} keys, up to {entry.size} in a block)"
         )
     return values
 

@@ -46,16 +46,16 @@ KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
 """The types of an input of each kind, in words, and its axes."""
 
 _MASKS = (
-    "the spec says which keys are read; `attnspec.explain_mask` or `attnspec.from_mask_mod`"
-    " writes a spec from a mask; for padding pass `key_padding_mask`; for another mask in each"
-    " call use `attnspec.MultiheadAttention`"
+    "the spec says which keys are read; for padding pass `key_padding_mask`; for a mask that is the"
+    " same in all calls `attnspec.explain_mask` or `attnspec.from_mask_mod` writes a spec; for a"
+    " mask that changes use `attnspec.MultiheadAttention`"
 )
 _WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` shows the pairs"
-_CAUSAL = "write the statement `causal` in the spec"
+_CAUSAL = "the spec says this, with the statement `causal` or without it; leave the keyword out"
 _SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
 _CALL = (
-    "pass it to a call of the module that `spec.compile()` returns, as in `module(q,"
-    " k, v, layer=0)`"
+    "calls of the module that `spec.compile()` returns take it, beside q, k and v; `SelfAttention`"
+    " takes `layer` and `dropout` when it is made"
 )
 _OF_CALLS = "layer", "key_padding_mask", "dropout_p", "inputs", "return_lse", "query_start", "keys"
 _INSTEAD = {
@@ -99,30 +99,29 @@ def check_layer(program: Program, layer: int) -> int:
     return layer
 
 
-def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
+def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor, *, given: str = "") -> None:
+    """Raises TypeError or ValueError unless q, k and v fit each other and the program; `given` are
+    the shapes that a caller has, if these are others."""
     check_dense(q, k, v)
-    for name, x in zip("qkv", (q, k, v), strict=True):
-        if x.dim() != 4:
-            raise ValueError(f"{name} must have the axes [B, H, n, d], got {shapes_of(q, k, v)}")
-    if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(f"q, k and v must have the axes [B, H, n, d], got {shapes_of(q, k, v)}")
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
         raise TypeError(
             "q, k and v must have one floating type of 16 to 64 bits,"
             f" got q {q.dtype}, k {k.dtype}, v {v.dtype}"
         )
-    if k.device != q.device or v.device != q.device:
+    if not q.device == k.device == v.device:
         raise ValueError(
             "q, k and v must be on one device,"
             f" got q on {q.device}, k on {k.device}, v on {v.device}"
         )
     (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
     longer, kept = not program.cross and n_q > n_k, declared is None or heads == declared
-    count = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
     shared = heads and key_heads and heads % key_heads == 0
     apart = key_heads != v.shape[1] or n_k != v.shape[2]
     for wrong, why in (
-        (not kept, count),
-        (batch != k.shape[0] or batch != v.shape[0], "q, k and v must have one batch size"),
+        (not kept, f"`{program.name}` declares {declared} heads, so q must have {declared} heads"),
+        (not batch == k.shape[0] == v.shape[0], "q, k and v must have one batch size"),
         (apart, "k and v must have the same number of heads and the same length"),
         (size != k.shape[3], "q and k must have one head size"),
         (not shared, f"the heads of {'k' if v is k else 'k and v'} must divide those of q"),
@@ -133,11 +132,11 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
             more = "" if kept else f"; {LATER}"
             # with the heads behind the positions, as other libraries have them
             turned = n_q == declared if declared is not None else heads > n_q
-            if turned and n_k and n_q % n_k == 0:
+            if turned and n_k and n_q % n_k == 0 and not given:
                 more = f" (are these [B, n, H, d]? then transpose the axes 1 and 2){more}"
             if longer and kept:
                 more += "; for keys of another sequence write `cross` in the spec"
-            raise ValueError(f"{why}, got {shapes_of(q, k, v)}{more}")
+            raise ValueError(f"{why}, got {given or shapes_of(q, k, v)}{more}")
 
 
 def check_dense(*parts: Tensor) -> None:
@@ -279,7 +278,7 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     least = 0 if program.cross else n_q
     if not least <= count <= n_k:
         raise ValueError(
-            f"keys, how many are in use after this call, must be {least} to {n_k}, got {count}"
+            f"keys, the number of keys in use after the call, must be {least} to {n_k}, got {count}"
         )
     return along_keys(program, parts, call, lambda x, axis: x.narrow(axis, 0, count))
 

@@ -374,8 +374,7 @@ def engine_of(text: str) -> Engine:
 
 def require_log_sum_exps(program: Program, layer: int) -> None:
     """Raises ValueError where what a head of the layer divides by has no logarithm."""
-    attends = [program.attends[slot] for slot in program.row(layer)]
-    if any(map(_without_logarithm, attends)):
+    if any(_without_logarithm(program.attends[slot]) for slot in program.row(layer)):
         raise no_log_sum_exps(program)
 
 
@@ -396,8 +395,8 @@ def no_log_sum_exps(program: Program) -> ValueError:
     """Why there are none."""
     what = next(filter(None, map(_without_logarithm, program.attends)), "these weights")
     return ValueError(
-        f"`return_lse` cannot be used with `{what}`: its sum of weights may be 0 or negative, and"
-        " then has no logarithm; leave `return_lse` out"
+        f"`return_lse` cannot be used with `{what}`: log-sum-exps need one softmax over the keys,"
+        " or division by a sum of features that is never negative; leave `return_lse` out"
     )
 
 

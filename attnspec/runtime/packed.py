@@ -27,6 +27,7 @@ from attnspec.runtime.call_checks import (
     check_layer,
     check_names,
     check_tensor,
+    check_tensors,
     shapes_of,
 )
 from attnspec.runtime.module import CompiledAttention
@@ -80,19 +81,16 @@ def packed(
         if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError("nested tensors know where documents end: leave cu_seqlens out")
         (q, k, v), cu_seqlens, cu_seqlens_k = _of_nested(q, k, v)
-    if cu_seqlens is None:
-        raise ValueError(
-            "cu_seqlens must be given: integers [documents + 1], where documents begin and end"
-        )
     out = _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, inputs, rest)
-    of_jagged = torch.nested.nested_tensor_from_jagged
-    return of_jagged(out, cu_seqlens).transpose(1, 2) if nested else out
+    return (
+        torch.nested.nested_tensor_from_jagged(out, cu_seqlens).transpose(1, 2) if nested else out
+    )
 
 
 def _of_documents(
     module: CompiledAttention,
     parts: Parts,
-    cu_seqlens: Tensor,
+    cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None,
     inputs: Inputs,
     rest: Mapping[str, Any],
@@ -100,6 +98,9 @@ def _of_documents(
     """The output [T, H, d_v] for q, k and v of all documents."""
     (q, k, _), program = parts, module.program
     ends = _checked_ends(*parts, cu_seqlens, cu_seqlens_k)
+    # of all documents, for the shapes that the caller has
+    rows = [x.transpose(0, 1)[None] for x in parts]
+    check_tensors(program, *rows, given=shapes_of(*parts))
     inputs = check_names(program, inputs)
     for entry in program.inputs:
         if entry.kind in PER_HEAD:
@@ -113,14 +114,13 @@ def _of_documents(
             count = len(ends[0]) - 1 if each == "document" else len(k)
             name = f"the input `{entry.name}`, with a number for each {each},"
             check_tensor(name, inputs[entry.name], entry.kind, (count,), q.device)
-    together = torch.equal(*ends) and module.backend == AUTO and len(ends[0]) > 2 and len(q) > 0
+    together = torch.equal(*ends) and module.backend == AUTO and len(ends[0]) > 2 and len(q)
     if not together or not _is_part(program, rest["layer"], q.shape[1]):
         return _by_length(module, parts, ends, inputs, rest)
     within, name = module.with_input("ids", _within)
     places = torch.arange(len(q), device=q.device)
     labels = torch.searchsorted(ends[0].to(q.device), places, right=True)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
-    rows = (x.transpose(0, 1)[None] for x in parts)
     out: Tensor = within.forward(*rows, inputs=whole, **rest)
     return out[0].transpose(0, 1)
 
@@ -176,14 +176,14 @@ def _of_nested(*given: Any) -> tuple[Parts, Tensor, Tensor]:
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:
             raise TypeError(
                 f"{name} must be a nested tensor [B, H, j, d] of the layout torch.jagged; build q,"
-                " k and v each from tensors [j, H, d]:"
-                " torch.nested.nested_tensor([…], layout=torch.jagged).transpose(1, 2)"
+                " k and v as torch.nested.nested_tensor_from_jagged(values, offsets).transpose(1,"
+                " 2), k and v from the same tensor of offsets"
             )
         if x.lengths() is not None:
             raise ValueError(f"{name} has gaps between documents: pass {name}.contiguous()")
     if given[1].shape[2] != given[2].shape[2]:
         raise ValueError(
-            "k and v must be nested alike, with the same offsets: build both by"
+            "k and v have different tensors of offsets: give both the same one in"
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
     rows, columns, _ = (x.offsets() for x in given)
@@ -192,14 +192,15 @@ def _of_nested(*given: Any) -> tuple[Parts, Tensor, Tensor]:
 
 
 def _checked_ends(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, cu_seqlens_k: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, cu_seqlens_k: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Where the queries and the keys of documents end; raises unless q, k and v are [T, H, d] of
     such documents. What is left the module checks."""
     check_dense(q, k, v)
     alike = cu_seqlens_k is None
     if not q.dim() == k.dim() == v.dim() == 3 or {len(v), len(q if alike else k)} != {len(k)}:
-        got = shapes_of(q, k, v) + "; for fewer queries than keys pass cu_seqlens_k, too" * alike
+        fewer = alike and q.dim() == 3
+        got = shapes_of(q, k, v) + "; for fewer queries than keys pass cu_seqlens_k, too" * fewer
         raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {got}")
     if is_watched(q):
         raise ValueError(
@@ -216,8 +217,8 @@ def _checked_ends(
     for document in (rows.diff() > columns.diff()).nonzero()[:1, 0].tolist():
         n_q, n_k = (int(x.diff()[document]) for x in (rows, columns))
         raise ValueError(
-            "a document must have at least as many keys as queries, which are its last positions:"
-            f" document {document} has {count_of(n_q, 'query', 'queries')} and"
+            "a document must have at least as many keys as queries, since its queries are"
+            f" its last positions: document {document} has {count_of(n_q, 'query', 'queries')} and"
             f" {count_of(n_k, 'key')}"
         )
     return rows, columns
@@ -226,17 +227,16 @@ def _checked_ends(
 def _ends(offsets: Any, tokens: int, name: str) -> Tensor:
     """Where documents begin and end, for the host; raises unless that is from 0 up to the number of
     tokens."""
-    is_tensor = isinstance(offsets, Tensor)
-    if not is_tensor or offsets.dtype not in INTEGERS or offsets.dim() != 1:
+    is_tensor, held = isinstance(offsets, Tensor), "it holds 0 and the end of each document"
+    if not is_tensor or offsets.dtype not in INTEGERS or offsets.dim() != 1 or not len(offsets):
         what = f"{offsets.dtype} {list(offsets.shape)}" if is_tensor else type(offsets).__name__
-        raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
+        raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}; {held}")
     ends: list[int] = offsets.tolist()
-    last = f"end with {tokens}, the number of tokens, got {ends[-1] if ends else 0}"
     for wrong, what in (
-        (ends[:1] != [0], f"start at 0, got {ends[:1]}"),
+        (ends[0] != 0, f"start with 0, got {ends[0]}"),
         (ends != sorted(ends), f"not decrease, got {ends}"),
-        (ends[-1:] != [tokens], last),
+        (ends[-1] != tokens, f"end with {tokens}, the number of tokens, got {ends[-1]}"),
     ):
         if wrong:
-            raise ValueError(f"{name} must {what}; it holds 0 and the end of each document")
+            raise ValueError(f"{name} must {what}; {held}")
     return torch.tensor(ends)

@@ -43,7 +43,7 @@ def test_pairs_that_an_input_lists_are_known_with_it(heads: int) -> None:
         assert np.array_equal(mask, held[head].numpy())
         found = spec.adjacency(18, head=head, inputs={"s": choices})
         assert np.array_equal(found.toarray(), mask)
-    with pytest.raises(ValueError, match="block numbers from 0 to 4"):
+    with pytest.raises(ValueError, match="at least 0 and below 5"):
         spec.mask(18, inputs={"s": choices + 1})
 
 
