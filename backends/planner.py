@@ -49,7 +49,7 @@ RENAMED = {**dict.fromkeys(("bands", "lists", "rows", "tiles"), "tables"), "scat
 ON_REQUEST = "on this device it runs only if it is named"
 """The refusal of a backend that is not named and runs on request alone."""
 
-REFUSES = "the backend '{}' refuses: {}; `backend='auto'` chooses another"
+REFUSES = "the backend '{}' refuses: {}; `backend='auto'` chooses among the others"
 
 MOST_GROUPS = 8
 """The most groups of heads that a plan prints one by one."""

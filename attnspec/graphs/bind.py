@@ -404,7 +404,7 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
 def _one_length(program: Program) -> str:
     """The way out where a grid has one size."""
     n = program.fixed_length
-    return "" if n is None else f": write n = {n}, or omit `-n` on the command line"
+    return "" if n is None else f": n must be {n}"
 
 
 def situation_of(

@@ -42,7 +42,7 @@ class FlexBackend:
         if work.normalize not in MERGED:
             return f"it computes softmax weights, and the spec says `normalize {work.normalize}`"
         if len(work.changes.tables) + len(work.changes.pairs) > 1:
-            return "it can train one table or input of scores, and the spec has several"
+            return "it trains one `score bias` or input of kind `pairs`, and the spec has several"
         if device == "cpu" and work.normalize != "softmax":
             return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` needs"
         bands = flex_steps(work, device)

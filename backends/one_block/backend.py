@@ -67,11 +67,11 @@ class TorchCall(Weighed):
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.normalize not in MERGED:
-            return f"torch's call takes a softmax, and the spec says `normalize {work.normalize}`"
+            return f"it computes softmax weights, and the spec says `normalize {work.normalize}`"
         if work.changes.bends or work.changes.tables:
-            return "torch's call adds constants to scores, and `score` does more"
+            return "it adds constants to scores, and `score` does more"
         if work.unit_keys:
-            return "torch's call scores keys as they are, not at unit length"
+            return "it scores keys as they are, not at unit length"
         for leaf in work.decided:
             if leaf.averages or not leaf.beside(vars(leaf)):
                 return f"`{leaf.name}` changes more than pairs"

@@ -57,10 +57,7 @@ class TritonBackend:
         if device == "cpu" and is_installed("numpy", NUMPY) and not is_installed("triton", TRITON):
             return "the interpreter of Triton before 3.7 needs a numpy before 2.4"
         if work.hybrid and work.waits:
-            return (
-                "the graph is known only in a call; only `factored` adds a mechanism to such a"
-                " graph"
-            )
+            return f"it does not add `{mechanism_of(work).name}` to a graph that only a call knows"
         if work.mechanism is not None:
             return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
         if work.normalize not in MERGED:
@@ -68,7 +65,7 @@ class TritonBackend:
         if not work.decided:
             return refuses_scores(work.changes)
         if work.changes:
-            return "only the backend `tables` runs `score` where each call chooses its pairs"
+            return "it has no kernel for `score` where each call chooses its pairs"
         for leaf in work.decided:
             if leaf.averages:
                 return f"it has no kernel for `{leaf.name}` with `of = q`"

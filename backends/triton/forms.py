@@ -40,5 +40,5 @@ def refuses_scores(scores: Scores) -> str | None:
     if forms is None:
         return "its kernels compute a cap and added functions of q - k, and `score` is more"
     if sum(digit == TABLE for digit, *_ in forms) > 1:
-        return "its kernels read one table of scores, and the spec has several"
+        return "its kernels add one `score bias` or function of q - k, and the spec has several"
     return None
