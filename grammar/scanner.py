@@ -115,6 +115,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+UNQUOTED = "write names without quotes; only the path of an import is quoted"
+
 _OPENER = {")": "(", "}": "{", "]": "["}
 
 
@@ -247,10 +249,12 @@ def _problem(kind: str, value: str, span: Span) -> Diagnostic | None:
                 ),
             )
         case "quoted":
-            message = "expected a name, or a file path between double quotes, found a single quote"
-            return Diagnostic(
-                "A114", message, span, help='write names bare and file paths as "path"'
-            )
+            expected, advice = "text without quotes", UNQUOTED
+            if span.source.text[: span.start].split()[-1:] == ["from"]:
+                path = value.strip("'")
+                expected, advice = "a file path in double quotes", f'write `"{path}"`'
+            message = f"expected {expected}, found a single quote"
+            return Diagnostic("A114", message, span, help=advice)
         case "foreign":
             message = f"expected an operator of this language, found `{value}`"
             return Diagnostic("A138", message, span, help=_FOREIGN[value][1])
@@ -270,7 +274,7 @@ def _unused_character(value: str, span: Span) -> Diagnostic:
         "A107",
         f"expected a word, a number or a sign of this language, found {shown}",
         span,
-        help="delete it",
+        help="delete it, or write the word or sign of this language that you mean",
     )
 
 
@@ -299,7 +303,10 @@ def number_problem(value: str, span: Span) -> Diagnostic | None:
         real = float(value)
         if math.isinf(real) or (real == 0 and re.search("[1-9]", mantissa)):
             return Diagnostic(
-                "A112", f"a real number is 0 or 5e-324 to 1.8e308, found {_shortened(value)}", span
+                "A112",
+                f"a real number must be 0 or between 5e-324 and 1.797e308, found"
+                f" {_shortened(value)}",
+                span,
             )
         return None
     return Diagnostic(

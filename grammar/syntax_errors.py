@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from attnspec.grammar.scanner import Scan, Word
+from attnspec.grammar.scanner import UNQUOTED, Scan, Word
 from attnspec.text.diagnostics import Diagnostic, did_you_mean
 from attnspec.text.source import Span
 
@@ -64,6 +64,9 @@ _CHANGES = ("alibi", "bias", "softcap")
 
 _COUNTS = ("heads", "layers")
 """The statements that say how many there are of what has blocks of its own."""
+
+_NAMED = {"let": "let NAME = …", "input": "input NAME: tokens"}
+"""The statements that give a name."""
 
 ALONE = ("causal", "cross")
 """The statements of one word."""
@@ -177,8 +180,7 @@ def _swallowed(stop: _Stop) -> Diagnostic | None:
 def _string(stop: _Stop) -> Diagnostic | None:
     if stop.word.kind != "string":
         return None
-    advice = "write names without quotes; only the path of an import is quoted"
-    return stop.diagnostic("A114", expected_words(stop.accepts), advice)
+    return stop.diagnostic("A114", expected_words(stop.accepts), UNQUOTED)
 
 
 def _stray(stop: _Stop) -> Diagnostic | None:
@@ -242,10 +244,10 @@ def _sign(stop: _Stop) -> Diagnostic | None:
     if text == "=" and before in ALONE:
         return stop.diagnostic("A133", "the next statement", f"write `{before}` without a value")
     if text == "=" and before in STATEMENTS and stop.after:
-        advice = f"write `{before} {stop.after}`: a keyword and its value need nothing between them"
-        if before == "let":
-            advice = "write a name before the `=`, as in `let NAME = …`"
-        return stop.diagnostic("A133", "an expression", advice)
+        advice = "delete the `=`: a keyword and its value need nothing between them"
+        if before in _NAMED:
+            advice = f"write a name after `{before}`, as in `{_NAMED[before]}`"
+        return stop.diagnostic("A133", expected_words(stop.accepts), advice)
     if text == "=" and "==" in stop.accepts:
         return stop.diagnostic("A139", "`==` to compare", "write `==`; `=` gives a name its value")
     if text == "..":
@@ -314,7 +316,8 @@ def _statement(stop: _Stop) -> Diagnostic | None:
     elif text == ",":
         advice = "write `|` for the union of two graphs, or nothing between two statements"
     elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:
-        advice = f"write `{stop.before.text}` without a value"
+        more = "brackets" if text == "(" else "a value"
+        advice = f"write `{stop.before.text}` without {more}"
     elif text in ITEMS:
         advice = f"move `{text}` out of the attention, or write the missing `}}` before it"
     else:
@@ -347,7 +350,8 @@ def _item(stop: _Stop) -> Diagnostic | None:
         if whole.endswith(".attn"):
             advice = "this is a file name, not the text of a spec; use `attnspec.load(path)`"
         elif advice is None and whole == text and stop.word.kind == "name":
-            advice = f"this is a name, not a spec: for one that ships call `attnspec.zoo({text!r})`"
+            advice = "this is a name, not the text of a spec; for a spec that comes with attnspec"
+            advice += f" use `attnspec.zoo({text!r})`"
     return stop.diagnostic("A131", expected_words(stop.accepts), advice)
 
 

@@ -282,9 +282,11 @@ def _problem(kind: str, span: Span) -> Diagnostic:
             space = unicodedata.category(span.text[0]) == "Zs"
             return Diagnostic(
                 "A104",
-                f"expected a space or a line end between words, found {character}",
+                f"expected plain spaces and visible characters, found {character}",
                 span,
-                help="write a plain space" if space else "delete it",
+                help="write a plain space"
+                if space
+                else "delete it; words are separated by plain spaces",
             )
         case _:
             return _foreign(span)
@@ -305,7 +307,7 @@ def _foreign(span: Span) -> Diagnostic:
         "A106",
         f"expected a name of the letters a to z, digits and underscores, found {shown}",
         span,
-        help="other characters may stand in comments",
+        help="write names in these characters; only comments and paths of imports may have others",
     )
 
 
