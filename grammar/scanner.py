@@ -18,6 +18,7 @@ from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Source, Span
 
 MAX_NAME = 64
+UNQUOTED = "write names without quotes; only the path of an import is quoted"
 
 
 class Word(NamedTuple):
@@ -114,8 +115,6 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-
-UNQUOTED = "write names without quotes; only the path of an import is quoted"
 
 _OPENER = {")": "(", "}": "{", "]": "["}
 
@@ -302,12 +301,8 @@ def number_problem(value: str, span: Span) -> Diagnostic | None:
         mantissa = re.split("[eE]", value)[0]
         real = float(value)
         if math.isinf(real) or (real == 0 and re.search("[1-9]", mantissa)):
-            return Diagnostic(
-                "A112",
-                f"a real number must be 0 or between 5e-324 and 1.797e308, found"
-                f" {_shortened(value)}",
-                span,
-            )
+            allowed = "0 or between 5e-324 and 1.797e308"
+            return Diagnostic("A112", f"a real number is {allowed}, found {_shortened(value)}", span)
         return None
     return Diagnostic(
         "A110",

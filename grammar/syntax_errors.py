@@ -65,9 +65,6 @@ _CHANGES = ("alibi", "bias", "softcap")
 _COUNTS = ("heads", "layers")
 """The statements that say how many there are of what has blocks of its own."""
 
-_NAMED = {"let": "let NAME = …", "input": "input NAME: tokens"}
-"""The statements that give a name."""
-
 ALONE = ("causal", "cross")
 """The statements of one word."""
 
@@ -245,8 +242,8 @@ def _sign(stop: _Stop) -> Diagnostic | None:
         return stop.diagnostic("A133", "the next statement", f"write `{before}` without a value")
     if text == "=" and before in STATEMENTS and stop.after:
         advice = "delete the `=`: a keyword and its value need nothing between them"
-        if before in _NAMED:
-            advice = f"write a name after `{before}`, as in `{_NAMED[before]}`"
+        if before in ("let", "input"):
+            advice = f"write a name after `{before}`"
         return stop.diagnostic("A133", expected_words(stop.accepts), advice)
     if text == "=" and "==" in stop.accepts:
         return stop.diagnostic("A139", "`==` to compare", "write `==`; `=` gives a name its value")
@@ -316,8 +313,7 @@ def _statement(stop: _Stop) -> Diagnostic | None:
     elif text == ",":
         advice = "write `|` for the union of two graphs, or nothing between two statements"
     elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:
-        more = "brackets" if text == "(" else "a value"
-        advice = f"write `{stop.before.text}` without {more}"
+        advice = f"write `{stop.before.text}` without {'brackets' if text == '(' else 'a value'}"
     elif text in ITEMS:
         advice = f"move `{text}` out of the attention, or write the missing `}}` before it"
     else:

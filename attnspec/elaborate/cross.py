@@ -99,11 +99,10 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
     for leaf, name, value, sides in sided(graph, patterns):
         read = sorted(_of_keys(value)) if "q" in sides else []
         if read:
-            how = "prefix({})" if getattr(value, "kind", "") == "length" else "{}(k)"
-            advice = f"write `{how.format(read[0])}`"
+            how = "`prefix({})`" if getattr(value, "kind", "") == "length" else "`{}(k)`"
             if _marks(value):
-                advice = f"for the marked keys write `columns({read[0]})`"
-            advice += ", and not inside `transpose`, which swaps q and k"
+                how = "`columns({})` for the marked keys"
+            advice = f"write {how.format(read[0])}, and not inside `transpose`, which swaps q and k"
             _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)
 
 

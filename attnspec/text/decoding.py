@@ -284,9 +284,7 @@ def _problem(kind: str, span: Span) -> Diagnostic:
                 "A104",
                 f"expected plain spaces and visible characters, found {character}",
                 span,
-                help="write a plain space"
-                if space
-                else "delete it; words are separated by plain spaces",
+                help="write a plain space" if space else "delete it; plain spaces separate words",
             )
         case _:
             return _foreign(span)
