@@ -250,8 +250,7 @@ def _problem(kind: str, value: str, span: Span) -> Diagnostic | None:
         case "quoted":
             expected, advice = "text without quotes", UNQUOTED
             if span.source.text[: span.start].split()[-1:] == ["from"]:
-                path = value.strip("'")
-                expected, advice = "a file path in double quotes", f'write `"{path}"`'
+                expected, advice = "a file path in double quotes", "write `\"` instead of each `'`"
             message = f"expected {expected}, found a single quote"
             return Diagnostic("A114", message, span, help=advice)
         case "foreign":
