@@ -54,8 +54,8 @@ except ImportError as error:
 _CHECK = """\
 if PLAN["format"] != FORMAT:
     raise ImportError(
-        f"this module needs a run time for plans of format {PLAN['format']}, and the attnspec that"
-        f" is installed has {FORMAT}: compile the spec again, or install attnspec VERSION"
+        f"this module was compiled for format {PLAN['format']}, and the attnspec that is installed"
+        f" reads format {FORMAT}: compile the spec again, or install attnspec VERSION"
     )
 """
 

@@ -174,20 +174,20 @@ class Binder:
         length. Raises BackendError, with the reason, where some do not."""
         attends = [self.program.attends[slot] for slot in self.program.row(layer)]
         if self.program.cross or self.program.grid is not None:
-            raise BackendError("a grid, or a second sequence, has a length of its own")
+            raise BackendError(
+                f"the layout of {'`cross`' if self.program.cross else 'a grid'} depends on n"
+            )
         for attend in attends:
             if attend.mechanism is not None:
-                raise BackendError(
-                    f"`{attend.mechanism.name}` is computed in chunks of a fixed length"
-                )
+                raise BackendError(f"`{attend.mechanism.name}` takes steps that depend on n")
             if "n" in _asks(attend, predicates=False):
                 raise BackendError("a size or a factor depends on n")
         works = self.works(layer, heads, 1, 1)
         for work, _ in works:
             if work.decided:
-                raise BackendError(f"`{work.decided[0].name}` chooses by values")
+                raise BackendError(f"`{work.decided[0].name}` chooses its pairs by values")
             if not takes_tensors(work.relation):
-                raise BackendError("its pairs are drawn at random, or kept in tables")
+                raise BackendError("its pairs are computed by NumPy, not by operations of torch")
         return works
 
     def crossing(self, n_q: int, n_k: int, query_start: int = 0) -> Crossing | None:

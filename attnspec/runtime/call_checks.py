@@ -307,10 +307,10 @@ def check_promises(
             continue
         marked[name] = marks = data[name].sum(-1) + marked.get(name, 0)
         if len(marks) and not marks.is_meta:
-            require_numbers(f"the values of `{name}` are checked", marks)
+            require_numbers(f"a call checks the values of `{name}`", marks)
             if (most := int(marks.amax())) > at_most:
                 raise ValueError(
-                    f"the input `{name}` may mark at most {at_most} tokens in all, got {most}"
+                    f"the input `{name}` may mark at most {at_most} tokens per sequence, got {most}"
                 )
     return marked
 
@@ -385,7 +385,7 @@ def check_exact(
         if any(x.is_meta for x in whole.values()):
             continue
         for name, x in whole.items():
-            require_numbers(f"the values of `{name}` are checked", x)
+            require_numbers(f"a call checks the values of `{name}`", x)
         require_exact(predicate, n, {x: (int(y.min()), int(y.max())) for x, y in whole.items()}, m)
 
 

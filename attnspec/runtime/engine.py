@@ -314,7 +314,7 @@ class Engine:
                 raise ValueError(
                     f"`{self.program.name}` cannot be exported within `composed()` with a dynamic"
                     f" length: {error}; export the module outside of `composed()`, as one operator"
-                    " for any length, or export the file of `attnspec compile --standalone`"
+                    " for any length"
                 ) from None
             works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
             kernels = [(OpenKernel(*each, q.device), *each) for each in works]

@@ -537,8 +537,8 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
         if (learned or zero) and (formula or attend.normalize not in MERGED):
             what = formula or f"normalize {attend.normalize}"
             raise ValueError(
-                f"{name} adds a key to a softmax, and the spec has `{what}`: leave {name} out, or"
-                " write `normalize softmax1`, which adds a zero logit"
+                f"{name} adds a key to a softmax, and the spec has `{what}`: leave {name} out"
+                f"{'' if learned or formula else ', or write `normalize softmax1` in its place'}"
             )
         if learned and (attend.scores or attend.scale is not None):
             raise ValueError(
@@ -631,7 +631,7 @@ def _check_tokens(
             )
         mixed = any(isinstance(y, Tensor) and y.dim() != x.dim() for y in named.values())
         if x.dim() not in axes or mixed or x.shape[-1] != width:
-            each = f", and {', '.join(named)} must have as many axes" * mixed
+            each = f", and {', '.join(named)} must all have the same number of axes" * mixed
             raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
         if weight is not None and kind != weight.dtype:
             if not torch.is_autocast_enabled(x.device.type):

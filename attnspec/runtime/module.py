@@ -259,7 +259,7 @@ class CompiledAttention(nn.Module):
             layer, start = self.checked(q, k, v, layer, start)
         call = self.call_of(layer, q, k, v, *besides)
         if keys is not None:
-            require_numbers("the value of `keys` is read", q)
+            require_numbers("a call reads the value of `keys`", q)
             parts, call = of_first_keys(self.program, parts, call, int(keys))
             key = prepared = None
         if prepared is None:

@@ -184,9 +184,9 @@ def _kernel(
         place = f" in {', '.join(words)}" if words else ""
         raise ValueError(
             "`step` keeps a fixed number of keys, and"
-            f" `{written(_unbounded(term, graph, promised))}`{place} may read any earlier key:"
-            " pass `keep_all=True` to keep all keys, or use windows, blocks, first positions, or"
-            " `columns(x)` of an input `x: tokens(at_most = N)`"
+            f" `{written(_unbounded(term, graph, promised))}`{place} may read keys at any earlier"
+            " position: pass `keep_all=True` to keep all keys, or use windows, blocks, first"
+            " positions, or `columns(x)` of an input `x: tokens(at_most = N)` without `shift`"
         )
     # an input that is read at earlier positions is kept with their keys
     reach = replace(bound, before=bound.before + lag)

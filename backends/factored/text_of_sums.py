@@ -19,7 +19,7 @@ def attend(q, k, v, layer, dropout_p, x, learned):
         raise ValueError(f"dropout_p must be 0, got {dropout_p}: no weights are computed")
     if LONGEST is not None:
         if k.shape[2] > LONGEST:
-            raise ValueError(f"n is at most {LONGEST}, got {k.shape[2]}")
+            raise ValueError(f"n may be at most {LONGEST}, as the spec says, got {k.shape[2]}")
     wide, repeat = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
     k, v = (each.to(wide).repeat_interleave(repeat, 1) for each in (k, v))
     if 0 in (q.shape[0], q.shape[2], k.shape[2]):

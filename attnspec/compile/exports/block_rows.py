@@ -57,8 +57,8 @@ def block_rows(relation: Relation, n: int, size: int, m: int | None) -> BlockRow
     layout = tiles_of(relation, max(queries, n), size) if small else None
     if layout is None or len(layout.rows) * size * size > LIMITS.mask_bytes:
         raise TooMuch(
-            f"the masks of blocks of {size} x {size} are more than {LIMITS.mask_bytes:,} bytes;"
-            " take smaller blocks"
+            f"the masks of the blocks of {size} x {size} would take more than {LIMITS.mask_bytes:,}"
+            " bytes: use a shorter sequence, or, where the graph is sparse, smaller blocks"
         )
     rows, whole = layout.rows, np.ones((1, size, size), bool)
     mask = np.concatenate([layout.masks, whole])[layout.kinds]

@@ -98,7 +98,7 @@ class FlexMask:
         """
         first = self.program.attends[0]
         if first.normalize != "softmax":
-            raise self._no_score_mod(f"it takes a softmax, not `normalize {first.normalize}`")
+            raise self._no_score_mod(f"weights must be softmax, not `normalize {first.normalize}`")
         if any(score.name == "bias" for score in first.scores):
             raise self._no_score_mod(
                 "the learned table of `score bias()` exists only in a compiled module"
@@ -111,7 +111,7 @@ class FlexMask:
             raise ValueError(f"the scores of `{self.program.name}` depend on n: write `to_flex(n)`")
         missing = [x.name for x in self.program.inputs if x.name not in self.inputs]
         if missing:
-            raise self._no_score_mod(f"`inputs=` must have {', '.join(missing)}")
+            raise AttnSpecError(f"`inputs=` must have {', '.join(missing)}, which the scores read")
         sides = Crossing(1, 1) if self.n is None else self._sides(self.n, self.m)
         q, k = (
             torch.empty(1, self.heads, count, 0, device=self.device)
@@ -275,7 +275,7 @@ def _batched(name: str, kind: str, value: Any) -> Tensor:
     if tensor.dim() not in (axis, axis + 1):
         shape = {0: "[B]", 1: "[B, n]", 3: "[B, H or 1, n_q, n]"}[axis]
         raise AttnSpecError(
-            f"`{name}` must have the shape {shape}, or that of one sample, got {list(tensor.shape)}"
+            f"`{name}` must have the shape {shape}, or that without B, got {list(tensor.shape)}"
         )
     if kind == "length":
         # no position lies before one below 0
@@ -293,8 +293,8 @@ def _of_layer(program: Program, layer: int) -> Program:
     attends = tuple(program.attends[index] for index in kept)
     if any(attend.graph is None or attend.mechanism is not None for attend in attends):
         raise AttnSpecError(
-            f"layer {layer} of `{program.name}` is a mechanism, which has no mask: use"
-            " `spec.compile()`"
+            f"layer {layer} of `{program.name}` has a mechanism, such as `linear()`, which has no"
+            " mask: use `spec.compile()`"
         )
     read = set[str]().union(*(inputs_of(attend.graph) for attend in attends if attend.graph))
     read.update(*(inputs_read(value) for attend in attends for value in numbers_in(attend)))

@@ -44,8 +44,8 @@ def standalone_module(program: Program, class_name: str) -> str:
         return text.file(program, roots)
     except StandaloneError as error:
         raise StandaloneError(
-            f"`{program.name}` cannot be compiled as a standalone file: {error}; leave `standalone`"
-            " out"
+            f"`{program.name}` cannot be compiled as a standalone file:"
+            f" {error}{', or' if ': write' in str(error) else ';'} leave `standalone` out"
         ) from None
 
 
@@ -56,10 +56,10 @@ def _refusal(program: Program) -> str:
     graphs = [each.graph for each in program.attends if each.graph]
     mechanisms = [each.mechanism.name for each in program.attends if each.mechanism]
     patterns = {leaf.pattern for graph in graphs for leaf in leaves(graph)}
-    if patterns & {"random", "random_blocks", "expander"}:
-        why = "its pairs are drawn at random"
-        if patterns & {"random", "random_blocks"}:
-            unless = refused = ""
+    if patterns & {"random", "random_blocks"}:
+        why, unless, refused = "its pairs are drawn at random", "", ""
+    elif "expander" in patterns:
+        why = "its pairs are drawn for one length"
     elif any(MECHANISMS[name].drawn for name in mechanisms):
         why, refused = "its features are drawn at random", " with `strict=False`"
         unless = " and not torch.compiler.is_dynamo_compiling()"
@@ -75,7 +75,7 @@ def _refusal(program: Program) -> str:
         return ""
     return f'''\
 if torch.compiler.is_exporting(){unless}:
-            why = "{why}; compile it without --standalone"
+            why = "{why}; compile the spec without --standalone"
             raise ValueError(f"this file cannot be exported{refused}: {{why}}")'''
 
 

@@ -73,7 +73,7 @@ def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
     if term.op == "shift":
         by = _size("by", term.by or 0, Parameter("integer", ""), page)
         if isinstance(by, Expression):
-            raise StandaloneError(f"a size depends on n, so `{flat(by)} > 0` is not known")
+            raise StandaloneError(f"`by = {flat(by)}` depends on n, so its sign is not known")
         if by >= 0:
             op, inside = "max", (q.at >= by) & (k.at >= by)
         else:
@@ -260,7 +260,7 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
             # of scores IEEE says what a division by 0 gives
             if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
                 raise StandaloneError(
-                    f"the divisor `{flat(args[1])}` may be 0 (write `max(…, 1)` around it)"
+                    f"the divisor `{flat(args[1])}` may be 0: write `max(…, 1)` around it"
                 )
             return joined(op, *args)
         case "min" | "max":

@@ -201,9 +201,9 @@ def _last(text: str, tokens: Tokens) -> Fault:
     count = written_scalar(tokens.values[0])
     return Fault(
         text,
-        f"reads `last({count})`, which are others as the sequence grows",
-        "write `window(before = …, after = 0)` for the latest keys, `first(…)` or an input of kind"
-        " `tokens` for keys that stay the same",
+        f"reads `last({count})`, which names other positions as the sequence grows",
+        "write `window(before = …, after = 0)` for the latest keys; for keys that stay the same"
+        " write `first(…)`, or use an input of kind `tokens`",
     )
 
 

@@ -148,8 +148,9 @@ def require_exact(
         )
     if _computed(predicate, ends, real) > LARGEST:
         raise RelationError(
-            f"`where` computes with {names}, and the result may be above 2**62, where integers are"
-            " not exact: pass smaller ones, or a floating type"
+            f"`where` computes with {names}, and a result may be above 2**62, the largest integer:"
+            " write smaller numbers in `where`, pass smaller inputs, or pass a floating type, whose"
+            " results are rounded"
         )
 
 

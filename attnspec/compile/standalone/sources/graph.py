@@ -34,7 +34,7 @@ def score_mod_of(q, k, layer, x, learned):
 def required(name, value, least=0, most=2**62):
     """Refuses a size that depends on n where it has no admissible value."""
     if not least <= value <= most:
-        raise ValueError(f"`{name}` must be {least} to {most} at this length, got {value}")
+        raise ValueError(f"`{name}` must be between {least} and {most} at this length, got {value}")
 
 
 def is_power(distance, base):
@@ -67,7 +67,7 @@ def numbers(name, x, kind=torch.float64, most=None, whole=False):
         raise ValueError(f"`{name}` must be of an integer type: `//` or `%` divides it")
     if most is not None and not values.is_floating_point():
         exact = ((values >= -most) & (values <= most)).all()
-        words = f"whole numbers `{name}` must be between -{most} and {most}: subtract an offset"
+        words = f"integers in `{name}` must be between -{most} and {most}: subtract an offset"
         if torch.compiler.is_compiling():
             torch._assert_async(exact, words)
         elif not exact:

@@ -42,7 +42,7 @@ def given(q, k, v, layer, inputs, padding):
         if t.shape != shape or (t.dtype == torch.bool) != (kind == "bool"):
             raise ValueError(f"{name} must be {kind} {list(shape)}, got {t.dtype} {list(t.shape)}")
         if most is not None and int(t.sum(-1).amax()) > most:
-            raise ValueError(f"{name} may mark at most {most} tokens of a sample")
+            raise ValueError(f"{name} may mark at most {most} tokens per sequence")
     return x
 
 
