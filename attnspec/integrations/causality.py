@@ -130,6 +130,6 @@ def _unfinished(program: Program, reason: str) -> AttnSpecError:
 def leaks(program: Program, reason: str) -> str:
     """The warning about a spec that may read later positions where it must not."""
     return (
-        f"the model must not read later positions, and `{program.name}` may: {reason}; write"
+        f"this layer must not read later positions, and `{program.name}` may: {reason}; write"
         f" `causal` in the spec{READS_BOTH_WAYS}"
     )

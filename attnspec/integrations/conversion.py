@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnspec.analysis.counting.figures import head_counts
 from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.graphs.stack import Stack, TooMuch
-from attnspec.integrations.model_advice import CROSS, of_bias
+from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
@@ -116,9 +116,10 @@ class Conversion:
         model is made for."""
         lines = [str(self.layers), *self._replaced]
         for part, attention in self._parts:
+            where = f" in {type(part).__name__}" if len(self._parts) > 1 else ""
             for entry in attention.entries:
                 length = length_of(part, entry.program) if n is None else n
-                lines += _read(entry.program, length)
+                lines += _read(entry.program, length, where)
         return "\n".join(lines)
 
     def record(self, words: dict[str, Any], backend: str) -> None:
@@ -266,14 +267,10 @@ class Conversion:
         for layer in (x for x in layers if inside[x.path] in modules):
             place = place_of(inside[layer.path])
             if layer.kind != "spec" and (place is None or place.own is None):
-                raise AttnSpecError(
-                    f"{kind}, layer {layer.path}: {layer.what}"
-                    + (
-                        f'; `skip="{layer.path}"` leaves it as it is'
-                        if skips
-                        else f"; supported models: {PAGE}"
-                    )
-                )
+                # a layer that asks for an attention is refused for its spec, not for its model
+                page = "" if looks_up(type(inside[layer.path])) else f"; supported models: {PAGE}"
+                more = f'; `skip="{layer.path}"` leaves it as it is' if skips else page
+                raise AttnSpecError(f"{kind}, layer {layer.path}: {layer.what}{more}")
 
 
 class OwnTable(CompiledAttention):
@@ -311,8 +308,8 @@ def _require_bias(program: Program, module: nn.Module) -> None:
         sizes = [(each.get("buckets"), each.get("max_distance")) for each in biases]
         if len(attend.scores) != 1 or sizes != [wanted]:
             raise AttnSpecError(
-                f"the bias of the model must be the only score of `{program.name}`: "
-                + of_bias(module).removesuffix(f"; {CROSS}")
+                f"the only score of `{program.name}` must be the bias of the model:"
+                f" {of_bias(module, '')}"
             )
 
 
@@ -395,9 +392,9 @@ def length_of(model: Any, program: Program) -> int:
     return 512 if length is None else length
 
 
-def _read(program: Program, n: int) -> Iterator[str]:
-    """What each head of a spec reads of n positions, in lines."""
-    yield f"`{program.name}` at {'m = ' * program.cross}n = {n}"
+def _read(program: Program, n: int, where: str) -> Iterator[str]:
+    """What each head of a spec reads of n positions, in lines; `where` is the part of the model."""
+    yield f"`{program.name}`{where} at {'m = ' * program.cross}n = {n}"
     program, length = crossed(program, n)
     stack = Stack(program, None, None)
     try:
@@ -409,8 +406,8 @@ def _read(program: Program, n: int) -> Iterator[str]:
             rows = [[slot == index for slot in row] for row in bound.slots]
             counts = head_counts(relation, length, program.crossing)
             yield (
-                f"  {slots_words(rows)}: {counts.edges:,} pairs, density {counts.density:.3g},"
-                f" at most {count_of(counts.degree, 'key')} of a query"
+                f"  {slots_words(rows)}: {counts.edges:,} pairs in each head, density"
+                f" {counts.density:.3g}, at most {count_of(counts.degree, 'key')} of a query"
             )
     except (RelationError, TooMuch) as error:
         yield f"  not counted: {error}"

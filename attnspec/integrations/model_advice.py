@@ -14,7 +14,7 @@ from attnspec.integrations.model_layers import attribute_of, passes
 from attnspec.integrations.model_mask import REPLACED
 
 CROSS = (
-    "use `convert(model, encoder=spec1, decoder=spec2, cross=spec3)`, where each may be left out"
+    "use `convert(model, encoder=spec1, decoder=spec2, cross=spec3)`, where each spec is optional"
 )
 """The way out where a model reads another sequence."""
 
@@ -22,7 +22,7 @@ OWN = "no spec can describe it, so keep the model's own attention"
 """The way out where there is no other."""
 
 READS_BOTH_WAYS = (
-    ", or use `convert(model, spec, causal=False)` if the model is meant to read later positions"
+    ", or use `convert` with `causal=False` if the model is meant to read later positions"
 )
 """What is added where later keys are read, in a model that may be meant to."""
 
@@ -49,22 +49,23 @@ def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
     """What to do about keywords that a layer passes, with their values."""
     advice = {
         **_OTHERS,
-        "sliding_window": f"write the window in the spec and {_full_layers(module)}",
+        "sliding_window": f"write the window of this layer in the spec and {_full_layers(module)}",
         "softcap": f"write `score softcap(cap = {terms.get('softcap')})` in the spec",
         "position_bias": of_bias(module),
     }
-    return "; ".join(advice[name] for name in terms if name in advice) or OWN
+    found = {name: advice[name] for name in terms if name in advice}
+    return "; ".join(f"for `{x}`, {y}" if len(found) > 1 else y for x, y in found.items()) or OWN
 
 
-def of_bias(module: nn.Module) -> str:
+def of_bias(module: nn.Module, then: str = f", then {CROSS}") -> str:
     """What to do about a learned bias by distance, of which the model has the table."""
     buckets = getattr(module, "relative_attention_num_buckets", None)
     farthest = getattr(module, "relative_attention_max_distance", None)
     if buckets is None or farthest is None:
         return OWN
     return (
-        f"write `score bias(buckets = {buckets}, max_distance = {farthest})` in the spec,"
-        f" and `convert` fills in the model's table; {CROSS}"
+        f"write `score bias(buckets = {buckets}, max_distance = {farthest})` in the spec{then};"
+        " `convert` fills in the model's table"
     )
 
 

@@ -371,8 +371,9 @@ class ModelAttention:
             and not self._says(name, value, module, layer)
         }
         if terms:
+            said = (f"`{x}`" + f" of {y}" * (type(y) in (int, float)) for x, y in terms.items())
             raise AttnSpecError(
-                f"the model also passes {' and '.join(f'`{name}`' for name in terms)}, which"
+                f"the model also passes {' and '.join(said)}, which"
                 f" `{self.program.name}` does not describe: {of_terms(terms, module)}"
             )
 
@@ -541,7 +542,7 @@ class ModelAttention:
                 f"`{self.program.name}` has {layers} layers, and {type(module).__name__} has no"
                 " `layer_idx` to choose among them: remove `layers` from the spec, for one pattern"
                 " in every layer"
-                + (", or use `convert(model, spec)`, which numbers all" if place is None else "")
+                + (", or use `convert(model, spec)`, which numbers layers" if place is None else "")
             )
         if layer is not None and layer >= layers:
             wanted = count or layer + 1
@@ -551,7 +552,7 @@ class ModelAttention:
             )
         if count is not None and count < layers:
             raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, and the model only {count}: write"
+                f"`{self.program.name}` has {layers} layers, and the model has only {count}: write"
                 f" `layers {count}`"
             )
         return int(layer or 0)
@@ -561,7 +562,7 @@ class ModelAttention:
         declared = self.program.heads
         if declared is not None and declared != heads:
             raise AttnSpecError(
-                f"`{self.program.name}` has {declared} heads, the model {heads}: "
+                f"`{self.program.name}` has {declared} heads, and the model has {heads}: "
                 f"write `heads {heads}`"
             )
 

@@ -98,7 +98,7 @@ def _listed(layers: list[Layer]) -> str:
     for layer in layers:
         rows.setdefault(layer.stack, []).append(layer)
     return ", ".join(
-        f"`{stack}` ({len(row)} {type(row[0].module).__name__})" for stack, row in rows.items()
+        f"`{stack}` ({len(row)} of {type(row[0].module).__name__})" for stack, row in rows.items()
     )
 
 

@@ -37,7 +37,7 @@ Before: TypeAlias = "dict[Any, Any]"
 _WORDS = {
     "spec": "uses the spec {}",
     "dense": "uses dense attention: {}",
-    "cannot": "cannot use a spec: {}",
+    "cannot": "cannot use the spec: {}",
 }
 
 
@@ -119,8 +119,9 @@ def own_config(model: Any, name: str, layers: Collection[nn.Module]) -> Before:
     if not isinstance(model, transformers.PreTrainedModel):
         if not any(isinstance(x, transformers.PreTrainedModel) for x in model.modules()):
             raise AttnSpecError(
-                f"model must be a PreTrainedModel of transformers, got {type(model).__name__}: for"
-                " layers of torch use `attnspec.MultiheadAttention(…, spec=spec)`"
+                f"model must be a PreTrainedModel of transformers, got {type(model).__name__}:"
+                " convert the whole model, with `only=` for a part of it; in a model of plain torch"
+                " use `attnspec.MultiheadAttention`"
             )
         raise AttnSpecError(
             f"model must be a PreTrainedModel, which makes its masks, got {type(model).__name__}:"

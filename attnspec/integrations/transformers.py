@@ -177,8 +177,8 @@ def _sides(
     specs = {side: each for side, each in sides.items() if each is not None}
     if specs and (spec is not None or name is not None):
         raise AttnSpecError(
-            "pass one spec, or some of `encoder=`, `decoder=` and `cross=`, and with these no"
-            " `name`"
+            "pass either one spec, which may have a `name`, or some of `encoder=`, `decoder=` and"
+            " `cross=`"
         )
     if specs:
         return specs

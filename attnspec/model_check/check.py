@@ -166,7 +166,7 @@ class Run:
         heads, declared = call.shape[1], self.wanted.program.heads
         pairs = self.wanted.pairs(call, check.path, check.layer or 0)
         if declared not in (None, heads) and not call.together:
-            words = f"`{self.spec.name}` has {declared} heads, the model {heads} in"
+            words = f"`{self.spec.name}` has {declared} heads, and the model has {heads} in"
             raise AttnSpecError(f"{words} {check.path or 'itself'}")
         check.heads = None if call.together else heads
         check.pairs = int((pairs.allowed & pairs.compared).expand(call.shape).sum())

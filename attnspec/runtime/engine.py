@@ -132,7 +132,7 @@ class Engine:
 
     def __init__(self, plan: Mapping[str, object]) -> None:
         if plan["format"] != FORMAT:
-            raise ValueError(f"this run time reads plans of format {FORMAT}, got {plan['format']}")
+            raise ValueError(f"this attnspec reads plans of format {FORMAT}, got {plan['format']}")
         self.text, self.backend = text_of(plan), cast(str, plan["backend"])
         check_backend(self.backend)
         self.program = program = from_data(cast("Mapping[str, Plain]", plan["program"]))

@@ -28,7 +28,7 @@ def places(slots: Iterable[Slot], every: Collection[Slot]) -> str:
     if len(meant) == len(every):
         return "every head"
     layers, heads = (sorted({slot[side] for slot in every}) for side in (0, 1))
-    return slots_words([[(layer, head) in meant for head in heads] for layer in layers], "; ")
+    return slots_words([[(layer, head) in meant for head in heads] for layer in layers])
 
 
 Sample = Mapping[str, "npt.ArrayLike"]

@@ -304,7 +304,7 @@ def test_sizes_are_checked_whenever_they_are_known() -> None:
     q = torch.randn(1, 1, 12, 4)
     module = module_of("attend window(radius = n - 10)")
     assert module(q, q, q).shape == q.shape
-    with pytest.raises(ValueError, match=r"`radius` must be 0 to .*, got -1"):
+    with pytest.raises(ValueError, match=r"`radius` must be between 0 and .*, got -1"):
         module(q[:, :, :9], q[:, :, :9], q[:, :, :9])
     space = run(spec_of("attend where(q * k * k * k <= n)"))
     with pytest.raises(ValueError, match="64 bits up to n = 32768, got 40000"):

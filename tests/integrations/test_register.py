@@ -209,7 +209,7 @@ UNSTABLE = [
     ("causal attend window(before = isqrt(n), after = 0)", "a number in place of `isqrt(n)`"),
     (
         "causal attend window(before = 2, after = 0) | columns(last(4))",
-        "others as the sequence grows",
+        "other positions as the sequence grows",
     ),
     ("causal attend self | expander(degree = 4)", "use `random(keys = …)`"),
     ("causal attend where(q - k <= n // 4)", "compare q and k with numbers"),

@@ -297,7 +297,7 @@ POOLED = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(
         (PACKED, DOCUMENTS, {}, "missing: `document`"),
         (PACKED, DOCUMENTS, {"inputs": {"doc": IDS}}, "no input 'doc'; its inputs: document"),
         (PACKED, DOCUMENTS, {"inputs": {"document": IDS[0]}}, r"must be \[B, n\], got \[10\]"),
-        (Net(SomeAttention(sdpa, mask_of(CAUSAL)[:, :2])), PER_HEAD, {}, "4 heads, the model 2"),
+        (Net(SomeAttention(sdpa, mask_of(CAUSAL)[:, :2])), PER_HEAD, {}, "the model has 2 in"),
         (UNUSED, CAUSAL, {}, r"not checked: spare \(SomeAttention\): it was never called"),
         (FusedOtherwise(*net(CAUSAL).layers), CAUSAL, {}, "gives other outputs"),
         (Net(POOLED(D, D)), CAUSAL, {}, "makes no single call"),

@@ -54,9 +54,9 @@ def _rows(program: Program, slots: set[tuple[int, int]]) -> list[list[bool]]:
     ]
 
 
-def slots_words(rows: Sequence[Sequence[bool]], between: str = ", ") -> str:
+def slots_words(rows: Sequence[Sequence[bool]]) -> str:
     """Where some heads stand: `layer 0..3 head 1`, `every layer head 0, 2`; `rows` says for each
-    layer which of its heads are meant, `between` what stands between layers that differ."""
+    layer which of its heads are meant."""
     heads: dict[tuple[int, ...], list[int]] = {}
     for layer, row in enumerate(rows):
         distinct_heads = tuple(head for head, meant in enumerate(row) if meant)
@@ -71,4 +71,4 @@ def slots_words(rows: Sequence[Sequence[bool]], between: str = ", ") -> str:
             every = len(distinct_heads) == len(rows[layers[0]])
             words.append("every head" if every else f"head {ranges(distinct_heads)}")
         parts.append(" ".join(words) or "every layer")
-    return between.join(parts)
+    return "; ".join(parts)

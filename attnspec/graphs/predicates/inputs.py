@@ -149,8 +149,7 @@ def require_exact(
     if _computed(predicate, ends, real) > LARGEST:
         raise RelationError(
             f"`where` computes with {names}, and a result may be above 2**62, the largest integer:"
-            " write smaller numbers in `where`, pass smaller inputs, or pass a floating type, whose"
-            " results are rounded"
+            " write smaller numbers, pass smaller inputs, or pass a floating type, which is rounded"
         )
 
 
