@@ -58,7 +58,7 @@ def causal(stack: Stack, n: int) -> str | None:
             raise TooMuch(figure.note)
         return None
     layer, head, key = figure.value.steps[0]
-    where = f", where {figure.value.where}" if figure.value.where else ""
+    where = f", {figure.value.where}" if figure.value.where else ""
     place = slot_text(stack, layer, head)
     if figure.value.choice:
         return (
@@ -93,7 +93,7 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
     query, key = pair
     count = f" ({missing:,} such pairs)" if missing > 1 and not spread.sampled else ""
     steps = reach.path(stack, n, query, key)
-    how = "it never reads this key, however many layers there are"
+    how = "it never reads this key, not even through other positions and more layers"
     if steps is not None:
         how = f"reading it takes {count_of(steps[0][0] + 1, 'layer')}: {drawn(stack, query, steps)}"
     return f"after {count_of(layers, 'layer')} query {query} has not read key {key}{count}; {how}"
@@ -116,9 +116,9 @@ def missed(
     figure: str, found: float, compare: str, value: float, example: str, least: bool = False
 ) -> str:
     """What a figure is and must be, `least` if it may be more, with an example that shows it."""
-    verb = "are" if figure in ("edges", "flops", "bytes") else "is"
+    many = "the number of " if figure in ("edges", "flops", "bytes") else ""
     least_of = "at least " if least else ""
-    text = f"{figure} {verb} {least_of}{shown(found)}, must be {compare} {shown(value)}"
+    text = f"{many}{figure} is {least_of}{shown(found)}, must be {compare} {shown(value)}"
     return f"{text}; for example {example}" if example else text
 
 
@@ -133,7 +133,7 @@ def _by_estimate(
         if compare in ("<", "<=", "==") and more:
             pair = _pair(stack, n, name, compare, value, found)
             return missed(name, found, compare, value, pair, least=True)
-    raise TooMuch(f"only an estimate is known, {shown(found)} {note}")
+    raise TooMuch(f"at n = {n:,} `{name}` is only estimated, as {shown(found)} {note}")
 
 
 def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: float) -> str:
@@ -239,7 +239,7 @@ def order(claim: Claim, stack: Stack, unknown: str | None, examined: list[int]) 
     AttnSpecError or ScalarError where a bound has no value.
     """
     if stack.program.grid is not None:
-        raise TooMuch("the length of a grid is fixed, so edges have no growth with n")
+        raise TooMuch("the length of a grid is fixed, so the number of edges does not grow")
     most = growth_of(stack.program)
     open_bounds: dict[Scalar, Place] = {}
     for bound, place in values(claim, stack).items():
@@ -260,13 +260,15 @@ def _by_counting(stack: Stack, bounds: dict[Scalar, Place], examined: list[int])
     for bound, place in bounds.items():
         most = [float(evaluate(bound, stack.situation(n).values)) for n in lengths]
         if not all(most):
-            raise ScalarError(f"the bound is 0{place.text}")
+            raise ScalarError(f"the bound is 0{place.numbers}")
         parts = [counts[n] / value for n, value in zip(lengths, most, strict=True)]
         if parts[-1] > 1.1 * parts[-2]:
-            figures = ", ".join(
+            figures = "; ".join(
                 f"{three_digits(part)} at n = {n:,}" for part, n in zip(parts, lengths, strict=True)
             )
-            return f"all edges divided by the bound{place.text} grow with n: {figures}"
+            return (
+                f"the number of edges divided by the bound{place.numbers} grows with n: {figures}"
+            )
     return None
 
 
@@ -279,23 +281,21 @@ KEYS = (1, 2, 5, 16)
 
 
 def against_stable(program: Program) -> str | None:
-    """Why rows are others where more queries come after them, None where no graph reads m."""
-    if not reads_m(program):
-        return None
-    change = next(_changed(program), None)
+    """A row that is another one where more queries come after it, None where none is found."""
+    change = next(_changed(program), None) if reads_m(program) else None
     if change is None:
-        return "a graph reads `m`, the number of queries, which grows when queries are added"
-    m, n, query, key, reads = change
+        return None
+    m, n, query, key, reads, slot = change
     at, other = (m + 1, m) if reads else (m, m + 1)
     return (
         f"with {count_of(at, 'query', 'queries')} and {count_of(n, 'key')}, query {query} reads key"
-        f" {key}; with {count_of(other, 'query', 'queries')}, it does not"
+        f" {key}{slot}; with {count_of(other, 'query', 'queries')}, it does not"
     )
 
 
-def _changed(program: Program) -> Iterator[tuple[int, int, int, int, bool]]:
+def _changed(program: Program) -> Iterator[tuple[int, int, int, int, bool, str]]:
     """Numbers of queries and keys, and the first pair that one query more makes or takes away, the
-    fewest queries first."""
+    fewest queries first, and in which layer and head."""
     slots = {
         index: (layer, head)
         for layer, row in reversed([*enumerate(program.slots)])
@@ -305,7 +305,7 @@ def _changed(program: Program) -> Iterator[tuple[int, int, int, int, bool]]:
         few, more = (_mask(program, n, queries, layer, head) for queries in (m, m + 1))
         if few is not None and more is not None and (few != more[:m]).any():
             query, key = np.argwhere(few != more[:m])[0].tolist()
-            yield m, n, query, key, bool(more[query, key])
+            yield m, n, query, key, bool(more[query, key]), slot_text(Stack(program), layer, head)
 
 
 def _mask(program: Program, n: int, m: int, layer: int, head: int) -> np.ndarray | None:

@@ -19,7 +19,7 @@ from attnspec.check.verdicts import LENGTHS, Verdict, evenly, verdict_on
 from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.stack import Stack, influence
 from attnspec.ir.crossing import evened
-from attnspec.ir.program import Program
+from attnspec.ir.program import Leaf, Program
 from attnspec.ir.scalars import ScalarError
 from attnspec.limits import LIMITS
 from attnspec.text.decoding import source_of
@@ -29,7 +29,6 @@ FIGURES = frozenset("depth diameter path_length".split())
 """The figures that more pairs can make smaller."""
 
 
-WEAKER = "allow more in the claim, or add pairs to the graph"
 NEVER = "add pairs that lead to the key, or remove the claim"
 
 
@@ -47,8 +46,20 @@ def with_hint(
     except (AttnSpecError, ScalarError):
         # the change is not a spec, or too much to count
         return verdict.diagnostics
-    advice = NEVER if " never reads " in refuted.message else WEAKER
-    return (*others, replace(refuted, help=refuted.help or hint or advice))
+    return (*others, replace(refuted, help=refuted.help or hint or _weaker(spec, verdict)))
+
+
+def _weaker(spec: Elaborated, verdict: Verdict) -> str:
+    """What is left to do where no change was found."""
+    if " never reads " in verdict.diagnostics[-1].message:
+        return NEVER
+    program = evened(spec.program)
+    full = [replace(one, graph=Leaf("full", ()), mechanism=None) for one in program.attends]
+    most = verdict_on(verdict.claim, Stack(replace(program, attends=tuple(full))))
+    unit = "layers" if verdict.claim.kind in ("reach", "depth") else "steps"
+    if most.status == "refuted":
+        return f"allow more {unit} in the claim: not even `attend full` takes so few"
+    return f"allow more {unit} in the claim, or add pairs to the graph"
 
 
 def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str | None:
@@ -94,6 +105,8 @@ def _tried(
     more -= total_edges(Stack(influence(program)), n)
     price = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "no additional"
     price += " pair" if abs(more) == 1 else " pairs"
+    slots = sum(map(len, program.slots))
+    price += " in all layers and heads" if slots > 1 else ""
     return f"it holds with {words} ({price} at n = {n:,})"
 
 

@@ -17,8 +17,8 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Program, leaves, symbols_of
-from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
+from attnspec.ir.program import Attend, Compound, Program, Term, leaves, symbols_of
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, count_of
 from attnspec.text.source import Span
 
 
@@ -39,13 +39,35 @@ def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> It
                 slot = slot_text(stack, layer, head)
                 extra = stack.program.extra_tokens if stack.program.grid else 0
                 rows = _empty_rows(relation, n, attend.span, slot, n == lengths[-1], extra)
-                if rows is not None and rows.code == "A901":
-                    rows = replace(rows, help=advice)
                 if rows is not None:
                     reported.add(attend.span.start)
-                    yield rows
+                    yield _advised(rows, stack, n, attend, advice)
         except TooMuch:
             continue
+
+
+def _advised(rows: Diagnostic, stack: Stack, n: int, attend: Attend, advice: str) -> Diagnostic:
+    """A warning of queries without a key with what to do, and how many other heads have some."""
+    if rows.code not in ("A901", "A902") or attend.span is None:
+        return rows
+    bound, span = stack.bound(n), attend.span
+    empty = []
+    for layer, head, relation in bound.found:
+        same = stack.program.attend(layer, head).span == span
+        found = _empty_rows(relation, n, span, "", False, 0) if same else None
+        empty.append(found is not None and found.code == "A901")
+    others = sum(empty[index] for row in bound.slots for index in row) - 1
+    kind = "other layer" if stack.program.heads is None else "other head"
+    verb = "has" if others == 1 else "have"
+    more = (f"{count_of(others, kind)} {verb} queries without a key too",) if others > 0 else ()
+    if rows.code == "A902" and attend.graph is not None and _takes_away(attend.graph):
+        advice = "`A & B` keeps pairs that are in A and in B, `A - B` those of A that are not in B"
+    return replace(rows, notes=(*rows.notes, *more), help=advice)
+
+
+def _takes_away(term: Term) -> bool:
+    """Whether a graph is made with `&` or `-`."""
+    return isinstance(term, Compound) and (term.op in "&-" or any(map(_takes_away, term.terms)))
 
 
 def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
@@ -60,7 +82,8 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
                     f"`{leaf.pattern}` depends on `head`, {HEADS}",
                     leaf.span,
                     "warning",
-                    notes=("until then reports are about head 0; calls have the heads of `q`",),
+                    notes=("reports are about head 0 only; a call has as many heads as its `q`",),
+                    help="add `heads N`",
                 )
 
 
@@ -113,7 +136,6 @@ def _empty_rows(
             f"the graph is empty: no query has a key{slot} at the checked length n = {n:,}",
             span,
             "warning",
-            help="`A & B` keeps pairs that are in A and in B, `A - B` those of A that are not in B",
         )
     rows = ", ".join(str(row) for row in empty[:4]) + (", …" if len(empty) > 4 else "")
     rows += " (extra tokens are not on the grid)" if empty[-1] < extra else ""

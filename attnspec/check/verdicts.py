@@ -7,6 +7,7 @@ What cannot be checked is reported (A609), never passed over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,20 +25,22 @@ from attnspec.check.counterexamples import COMPARE, against_stable, slot_text
 from attnspec.check.places import (
     EVERYWHERE,
     GRAPHS,
+    HEADS,
     Place,
     cases,
     few_places,
     reads_by_head,
     without_end,
 )
+from attnspec.graphs.across import reads_m
 from attnspec.graphs.bind import BindError, integer_of
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import chosen_text
 from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence, unread_text
 from attnspec.ir.crossing import evened
-from attnspec.ir.program import Attend, Claim, Program, Term, inputs_of, leaves
-from attnspec.ir.scalars import ScalarError, evaluate
+from attnspec.ir.program import Attend, Claim, Program, Term, inputs_of, leaves, symbols_of
+from attnspec.ir.scalars import ScalarError, evaluate, symbols
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
@@ -59,12 +62,18 @@ _READ = (
     " positions"
 )
 MEANINGS = {
-    "order": "`order <= f(n)`: edges, the pairs of a query and a key, grow at most as fast as f(n)",
+    "degree": "`degree`: the most keys of one query in one head",
+    "order": "`order <= f(n)`: the number of edges, the pairs of a query and a key in all layers"
+    " and heads, grows at most as fast as f(n)",
     "reach": f"`reach(layers = L)`: after L layers {_READ}",
     "depth": f"`depth`: the fewest layers after which {_READ}",
     "diameter": "`diameter`: the most steps a query needs to reach a key, in any layer and head",
     "path_length": "`path_length`: the mean number of steps that a query needs to reach a key",
     "stable": "`stable`: the keys of a query stay the same when positions are added after it",
+    "flops": "`flops`: the operations of the forward pass of one layer, of several the one with"
+    " most, with heads of size 64",
+    "bytes": "`bytes`: what the forward pass of one layer reads and writes, of several the one with"
+    " most, with heads of size 64 in float32",
 }
 """What claims mean whose name does not tell, for their refutations."""
 
@@ -72,10 +81,9 @@ PATHS = (
     "a path starts at the query in the last layer and goes down to layer 0; layers in which it"
     " stays at its position are counted but not shown"
 )
-REPEATED = "where this takes more layers than the spec has, its last layer is repeated"
+REPEATED = "beyond the layers of the spec, its last layer is repeated"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
-WHERE_IT_HAS_A_VALUE = "give the term a value everywhere, or add `for n >= …` to the claim"
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,10 @@ def _on_stable(claim: Claim, program: Program) -> Verdict:
         message = f"`{claim.text}` does not hold: {counterexample}"
         refuted = Diagnostic("A606", message, claim.span, notes=(MEANINGS["stable"],))
         return Verdict(claim, "refuted", diagnostics=(refuted,))
+    if reads_m(program):
+        tried = f"no change was found with up to {counterexamples.QUERIES.stop}"
+        reason = f"a graph may depend on the number of queries, though {tried}"
+        return Verdict(claim, "unchecked", diagnostics=(_unchecked(claim, reason),))
     domain, examined = _domain(claim, Stack(evened(program)), program.attends), list[int]()
     if domain.everywhere:
         return Verdict(claim, "proven")
@@ -276,7 +288,7 @@ def _at_lengths(
         fault = domain.faults.get(missing[0])
         why, mend = f"the grid has n = {stack.program.fixed_length}", NO_WARNING
         if fault is not None:
-            why, mend = fault.message, WHERE_IT_HAS_A_VALUE
+            why, mend = fault.message, _valid_at(claim, lengths, missing)
         listed = ", ".join(f"{n:,}" for n in missing)
         yield _unchecked(claim, why, f" at n = {listed}", mend)
     for n in lengths:
@@ -298,9 +310,11 @@ def _at_lengths(
 def _with_way_out(
     claim: Claim, stack: Stack, failed: int, lengths: tuple[int, ...], found: tuple[Diagnostic, ...]
 ) -> tuple[Diagnostic, ...]:
-    """The refutation of a count with, where it is one of short sequences, the least n from which
+    """The refutation of a figure with, where it is one of short sequences, the least n from which
     the claim holds, as far as is looked."""
-    if claim.kind not in COUNTS or claim.at is not None or claim.since is not None:
+    # paths in long sequences take time, and few claims on them fail in the shortest alone
+    paths = claim.kind in _OF_REACH and failed <= LENGTHS[1]
+    if claim.at is not None or not (claim.kind in (*COUNTS, *COSTS) or paths):
         return found
 
     def holds(n: int) -> bool:
@@ -311,14 +325,16 @@ def _with_way_out(
         low, high = (low, high or n) if holds(n) else (n, 0)
     if not high:
         always = f"nor does it hold at n = {lengths[-1]:,}, the longest length that is checked"
-        notes = (always,) if failed < lengths[-1] else ()
+        longest = () if failed == lengths[-1] else _at_length(claim, stack, lengths[-1], False)
+        notes = (always,) if any(one.code == "A606" for one in longest) else ()
         return tuple(replace(one, notes=(*one.notes, *notes)) for one in found)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     if not holds(high + 1):
         return found
-    way = f"it holds at all checked lengths from n = {high:,} on: add `for n >= {high}`"
+    verb = "add" if claim.since is None else "write"
+    way = f"it holds at all checked lengths from n = {high:,} on: {verb} `for n >= {high}`"
     return tuple(replace(one, help=one.help or way) for one in found)
 
 
@@ -336,7 +352,7 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
                 doubt = doubt or error
                 continue
             if counterexample is not None:
-                yield _refuted(claim, n, counterexample, place)
+                yield _refuted(claim, stack, n, counterexample, place)
                 return
     except TooMuch as error:
         doubt = error
@@ -344,7 +360,7 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield from error.diagnostics
         return
     except (AttnSpecError, ScalarError) as error:
-        yield _without_answer(claim, error, f" at n = {n:,}")
+        yield _without_answer(claim, error, n)
         return
     if doubt is not None:
         yield _unchecked(claim, str(doubt))
@@ -365,18 +381,29 @@ def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagn
             # a size without a value at this n, or a grid of another length
             continue
         if counterexample is not None:
-            yield _refuted(claim, n, counterexample)
+            yield _refuted(claim, stack, n, counterexample)
             return
         doubt = reads_by_head(stack) or ""
     if doubt:
         yield _unchecked(claim, doubt)
 
 
-def _refuted(claim: Claim, n: int, counterexample: str, place: Place = EVERYWHERE) -> Diagnostic:
-    message = f"`{claim.text}` does not hold at n = {n:,}{place.text}: {counterexample}"
+def _refuted(
+    claim: Claim, stack: Stack, n: int, counterexample: str, place: Place = EVERYWHERE
+) -> Diagnostic:
+    # other figures are those of the whole spec, and only what they are compared with is of a head
+    own = claim.kind in (*COUNTS, *COSTS, *GRAPHS)
+    where = place.text if own else place.numbers
+    message = f"`{claim.text}` does not hold at n = {n:,}{where}: {counterexample}"
     notes = [MEANINGS[claim.kind]] if claim.kind in MEANINGS else []
-    if " -> " in counterexample and claim.kind in ("reach", "depth"):
-        notes.append(PATHS if "(layer" in counterexample else REPEATED)
+    if claim.kind in ("reach", "depth"):
+        numbers = range(len(stack.program.attends))
+        several = len(set(stack.program.slots)) > 1 or (
+            stack.program.layer_count > 1 and any(map(stack.differs, numbers))
+        )
+        walked = " -> " in counterexample or (several and " never reads " in counterexample)
+        notes += [PATHS] if several and walked else []
+        notes += [REPEATED] if walked and "(layer" not in counterexample else []
     return Diagnostic("A606", message, claim.span, notes=tuple(notes))
 
 
@@ -413,14 +440,36 @@ def _order(
             yield Diagnostic("A606", message, claim.span, notes=(MEANINGS["order"],))
 
 
-def _without_answer(claim: Claim, error: Exception, where: str = "") -> Diagnostic:
-    later = None if claim.at or claim.since or not where else WHERE_IT_HAS_A_VALUE
-    message = f"`{claim.text}` cannot be checked{where}: {error}"
-    return Diagnostic("A608", message, claim.span, help=later)
+def _without_answer(claim: Claim, error: Exception, n: int | None = None) -> Diagnostic:
+    asked = set(symbols(claim.value or 0)).union(*map(symbols_of, claim.terms))
+    where, mend = "" if n is None else f" at n = {n:,}", None
+    if "n" not in asked and {"layer", "head"} & asked:
+        mend = "write an expression that is valid in every layer and head"
+    elif n is not None and claim.at is None:
+        mend = _valid_at(claim, [x for x in lengths_of(claim) if x < n], [n])
+    message = f"`{claim.text}` cannot be checked{where}: {_without(where, str(error))}"
+    return Diagnostic("A608", message, claim.span, help=mend)
+
+
+def _valid_at(claim: Claim, valid: Sequence[int], missing: Sequence[int]) -> str:
+    """What to do where an expression has no value at some of the lengths of a claim."""
+    limit = "add `for n >= …` to the claim"
+    if valid and valid[-1] < missing[-1]:
+        limit = f"make the claim `at n = {', '.join(map(str, valid))}`"
+    elif claim.since is not None:
+        limit = "start the claim at a larger n"
+    return f"write an expression that is valid at every n, or {limit}"
+
+
+def _without(where: str, reason: str) -> str:
+    """A reason without the length that was named before it."""
+    return re.sub(rf"{re.escape(where)}(?!,?\d)", "", reason) if where else reason
 
 
 def _unchecked(claim: Claim, reason: str, where: str = "", mend: str = NO_WARNING) -> Diagnostic:
-    message = f"`{claim.text}` is not checked{where}: {reason}"
+    if reason.endswith(HEADS):
+        mend = "add `heads N`, or remove the claim to silence the warning"
+    message = f"`{claim.text}` is not checked{where}: {_without(where, reason)}"
     return Diagnostic("A609", message, claim.span, "warning", help=mend)
 
 

@@ -39,7 +39,7 @@ TOKEN_SETS: dict[str, dict[str, Parameter]] = {
 }
 GRAPH_FUNCTIONS = ("transpose", "shift")
 SCORES: dict[str, dict[str, Parameter]] = {
-    "softcap": {"cap": Parameter("real", "what no score goes beyond", above=0)},
+    "softcap": {"cap": Parameter("real", "the limit that no score exceeds", above=0)},
     "alibi": {"slopes": Parameter("real", "one for each head; those of the paper if left out")},
     "bias": {
         "buckets": Parameter("integer", "numbers of a head's table", least=4, most=4096),

@@ -156,7 +156,7 @@ def test_an_estimate_of_the_diameter_names_a_pair() -> None:
     found = report.to_dict(("diameter", "path_length"))["figures"]
     assert [each["quality"] for each in found.values()] == ["estimate", "estimate"]
     note = found["diameter"]["note"]
-    assert "so it is a lower bound" in note
+    assert "so this is a lower bound" in note
     query, key = map(int, re.findall(r"query (\d+) reads key (\d+)", note)[0])
     assert report.hops(query)[key] == found["diameter"]["value"]
 

@@ -97,7 +97,7 @@ def steps_of(
     program = stack.program
     longest = longest_of(program)
     if longest is not None and n > longest:
-        raise NotBuilt(f"the mechanism takes no more than n = {longest:,}, its `max_length`")
+        raise NotBuilt(f"the mechanism takes at most {longest:,} positions, its `max_length`")
     heads = shape.heads_of(program)
     groups = layers_of(program, heads, n, stack.layers) if n else {}
     return tuple(

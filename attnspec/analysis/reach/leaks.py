@@ -49,8 +49,8 @@ FIRST = 64
 @dataclass(frozen=True)
 class Leak:
     """A position that learns of a later one, the steps by which it does, and under which
-    conditions: "" where it always does. Where it reads no later key, but its `choice` of earlier
-    ones may change with one, that says why."""
+    conditions, as `when …` or `where …`: "" where it always does. Where it reads no later key, but
+    its `choice` of earlier ones may change with one, that says why."""
 
     query: int
     steps: Steps
@@ -120,7 +120,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
         if attend.mechanism is not None:
             if n > 1:
                 name = attend.mechanism.name
-                return Figure(Leak(0, ((layer, head, 1),), f"`{name}` mixes all positions"))
+                return Figure(Leak(0, ((layer, head, 1),), f"where `{name}` mixes all positions"))
             continue
         if attend.graph is None or never_reads_later(attend.graph):
             continue
@@ -144,7 +144,8 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
             relation = bind_attended(graph, replace(at, inputs={**at.inputs, **data}))
             pair = later_pair(relation, n)
             if pair is not None:
-                where = " and ".join([*words, *(f"`{name}` chooses this pair" for name in decided)])
+                words += [f"`{name}` chooses this pair" for name in decided]
+                where = f"when {' and '.join(words)}" if words else ""
                 return Figure(Leak(pair[0], ((layer, head, pair[1]),), where))
         if names or decided:
             doubt = chosen_text(decided[0]) if decided else unread_text(names)

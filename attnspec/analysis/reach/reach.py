@@ -108,7 +108,7 @@ def path_length(stack: Stack, n: int) -> Figure[float | None]:
         return Figure(None, note=_never(figure))
     mean = sum(figure.missing) / max(1, figure.pairs - figure.own)
     if figure.sampled:
-        return Figure(mean, "estimate", f"from {figure.sampled} queries")
+        return Figure(mean, "estimate", f"from {figure.sampled} of the queries")
     return Figure(mean)
 
 
@@ -139,8 +139,8 @@ def _longest(chain: Chain, unit: str) -> Figure[int | None]:
     if not figure.sampled or figure.layers == _at_most(chain):
         return Figure(figure.layers)
     query, key = figure.first[-2] or (0, 0)
-    note = f"query {query} reads key {key} after {figure.layers} {unit}, so it is a lower bound"
-    return Figure(figure.layers, "estimate", f"from {figure.sampled} queries; {note}")
+    note = f"query {query} takes {figure.layers} {unit} to read key {key}, so this is a lower bound"
+    return Figure(figure.layers, "estimate", f"from {figure.sampled} of the queries; {note}")
 
 
 def _someone(chain: Chain) -> str:

@@ -87,7 +87,7 @@ def causal(report: Inquiry) -> Figure[Any]:
     found = figure.value
     if found is None:
         return Figure(True, figure.quality, figure.note)
-    where = f", where {found.where}" if found.where else ""
+    where = f", {found.where}" if found.where else ""
     note = f"query {found.query} reads the later key {found.key}{where}"
     if found.choice:
         changed = f"the choice of query {found.query} may change with token {found.key}"
