@@ -260,15 +260,14 @@ def _by_counting(stack: Stack, bounds: dict[Scalar, Place], examined: list[int])
     for bound, place in bounds.items():
         most = [float(evaluate(bound, stack.situation(n).values)) for n in lengths]
         if not all(most):
-            raise ScalarError(f"the bound is 0{place.numbers}")
+            raise ScalarError(f"the bound is 0{place.text}")
         parts = [counts[n] / value for n, value in zip(lengths, most, strict=True)]
         if parts[-1] > 1.1 * parts[-2]:
             figures = "; ".join(
                 f"{three_digits(part)} at n = {n:,}" for part, n in zip(parts, lengths, strict=True)
             )
-            return (
-                f"the number of edges divided by the bound{place.numbers} grows with n: {figures}"
-            )
+            bound_text = f"the bound{place.text.replace(' in ', ' for ')}"
+            return f"the number of edges divided by {bound_text} grows with n: {figures}"
     return None
 
 

@@ -42,11 +42,11 @@ def with_hint(
         return verdict.diagnostics
     *others, refuted = verdict.diagnostics
     try:
-        hint = _hint(spec, verdict, verdicts)
+        advice = refuted.help or _hint(spec, verdict, verdicts) or _weaker(spec, verdict)
     except (AttnSpecError, ScalarError):
         # the change is not a spec, or too much to count
         return verdict.diagnostics
-    return (*others, replace(refuted, help=refuted.help or hint or _weaker(spec, verdict)))
+    return (*others, replace(refuted, help=advice))
 
 
 def _weaker(spec: Elaborated, verdict: Verdict) -> str:
@@ -105,8 +105,7 @@ def _tried(
     more -= total_edges(Stack(influence(program)), n)
     price = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "no additional"
     price += " pair" if abs(more) == 1 else " pairs"
-    slots = sum(map(len, program.slots))
-    price += " in all layers and heads" if slots > 1 else ""
+    price += " in all layers and heads" if sum(map(len, program.slots)) > 1 else ""
     return f"it holds with {words} ({price} at n = {n:,})"
 
 

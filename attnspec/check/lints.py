@@ -17,7 +17,7 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Attend, Compound, Program, Term, leaves, symbols_of
+from attnspec.ir.program import Attend, Program, leaves, symbols_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, count_of
 from attnspec.text.source import Span
 
@@ -48,26 +48,22 @@ def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> It
 
 def _advised(rows: Diagnostic, stack: Stack, n: int, attend: Attend, advice: str) -> Diagnostic:
     """A warning of queries without a key with what to do, and how many other heads have some."""
-    if rows.code not in ("A901", "A902") or attend.span is None:
+    span = attend.span
+    if rows.code == "A320" or span is None:
         return rows
-    bound, span = stack.bound(n), attend.span
-    empty = []
-    for layer, head, relation in bound.found:
-        same = stack.program.attend(layer, head).span == span
-        found = _empty_rows(relation, n, span, "", False, 0) if same else None
-        empty.append(found is not None and found.code == "A901")
+    bound = stack.bound(n)
+    empty = [
+        stack.program.attend(layer, head).span == span
+        and getattr(_empty_rows(relation, n, span, "", False, 0), "code", "") == "A901"
+        for layer, head, relation in bound.found
+    ]
     others = sum(empty[index] for row in bound.slots for index in row) - 1
     kind = "other layer" if stack.program.heads is None else "other head"
     verb = "has" if others == 1 else "have"
     more = (f"{count_of(others, kind)} {verb} queries without a key too",) if others > 0 else ()
-    if rows.code == "A902" and attend.graph is not None and _takes_away(attend.graph):
+    if rows.code == "A902" and getattr(attend.graph, "op", "") in ("&", "-"):
         advice = "`A & B` keeps pairs that are in A and in B, `A - B` those of A that are not in B"
     return replace(rows, notes=(*rows.notes, *more), help=advice)
-
-
-def _takes_away(term: Term) -> bool:
-    """Whether a graph is made with `&` or `-`."""
-    return isinstance(term, Compound) and (term.op in "&-" or any(map(_takes_away, term.terms)))
 
 
 def heads_not_declared(program: Program) -> Iterator[Diagnostic]:

@@ -59,19 +59,9 @@ class Place:
     @property
     def text(self) -> str:
         """Where it stands: ` in layer 1, head 3`."""
-        parts = [f"{what} {number}" for what, number in self._named]
-        return f" in {', '.join(parts)}" if parts else ""
-
-    @property
-    def numbers(self) -> str:
-        """What `layer` and `head` mean there: ` for `layer` = 1, `head` = 3`."""
-        parts = [f"`{what}` = {number}" for what, number in self._named]
-        return f" for {', '.join(parts)}" if parts else ""
-
-    @property
-    def _named(self) -> list[tuple[str, int]]:
         named = (("layer", self.layer), ("head", self.head))
-        return [(what, number) for what, number in named if number is not None]
+        parts = [f"{what} {number}" for what, number in named if number is not None]
+        return f" in {', '.join(parts)}" if parts else ""
 
 
 EVERYWHERE = Place()

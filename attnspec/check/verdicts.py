@@ -7,7 +7,6 @@ What cannot be checked is reported (A609), never passed over.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -288,7 +287,7 @@ def _at_lengths(
         fault = domain.faults.get(missing[0])
         why, mend = f"the grid has n = {stack.program.fixed_length}", NO_WARNING
         if fault is not None:
-            why, mend = fault.message, _valid_at(claim, lengths, missing)
+            why, mend = fault.message, _valid_at(lengths, missing)
         listed = ", ".join(f"{n:,}" for n in missing)
         yield _unchecked(claim, why, f" at n = {listed}", mend)
     for n in lengths:
@@ -333,8 +332,7 @@ def _with_way_out(
         low, high = (low, middle) if holds(middle) else (middle, high)
     if not holds(high + 1):
         return found
-    verb = "add" if claim.since is None else "write"
-    way = f"it holds at all checked lengths from n = {high:,} on: {verb} `for n >= {high}`"
+    way = f"it holds at all checked lengths from n = {high:,} on: claim it `for n >= {high}`"
     return tuple(replace(one, help=one.help or way) for one in found)
 
 
@@ -391,18 +389,15 @@ def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagn
 def _refuted(
     claim: Claim, stack: Stack, n: int, counterexample: str, place: Place = EVERYWHERE
 ) -> Diagnostic:
-    # other figures are those of the whole spec, and only what they are compared with is of a head
+    # of a figure of the whole spec only the bound is that of a head
     own = claim.kind in (*COUNTS, *COSTS, *GRAPHS)
-    where = place.text if own else place.numbers
+    where = place.text if own else place.text.replace(" in ", " for ")
     message = f"`{claim.text}` does not hold at n = {n:,}{where}: {counterexample}"
     notes = [MEANINGS[claim.kind]] if claim.kind in MEANINGS else []
     if claim.kind in ("reach", "depth"):
-        numbers = range(len(stack.program.attends))
-        several = len(set(stack.program.slots)) > 1 or (
-            stack.program.layer_count > 1 and any(map(stack.differs, numbers))
-        )
-        walked = " -> " in counterexample or (several and " never reads " in counterexample)
-        notes += [PATHS] if several and walked else []
+        differ = len(set(stack.program.slots)) > 1
+        walked = " -> " in counterexample or (differ and " never reads " in counterexample)
+        notes += [PATHS] if stack.program.layer_count > 1 and walked else []
         notes += [REPEATED] if walked and "(layer" not in counterexample else []
     return Diagnostic("A606", message, claim.span, notes=tuple(notes))
 
@@ -446,30 +441,25 @@ def _without_answer(claim: Claim, error: Exception, n: int | None = None) -> Dia
     if "n" not in asked and {"layer", "head"} & asked:
         mend = "write an expression that is valid in every layer and head"
     elif n is not None and claim.at is None:
-        mend = _valid_at(claim, [x for x in lengths_of(claim) if x < n], [n])
-    message = f"`{claim.text}` cannot be checked{where}: {_without(where, str(error))}"
+        others = [x for x in lengths_of(claim) if x != n]
+        mend = _valid_at([x for x in others if x < n] or others, [n])
+    # what it says of the length is said before
+    message = f"`{claim.text}` cannot be checked{where}: {str(error).replace(where, '')}"
     return Diagnostic("A608", message, claim.span, help=mend)
 
 
-def _valid_at(claim: Claim, valid: Sequence[int], missing: Sequence[int]) -> str:
+def _valid_at(valid: Sequence[int], missing: Sequence[int]) -> str:
     """What to do where an expression has no value at some of the lengths of a claim."""
-    limit = "add `for n >= …` to the claim"
-    if valid and valid[-1] < missing[-1]:
-        limit = f"make the claim `at n = {', '.join(map(str, valid))}`"
-    elif claim.since is not None:
-        limit = "start the claim at a larger n"
-    return f"write an expression that is valid at every n, or {limit}"
-
-
-def _without(where: str, reason: str) -> str:
-    """A reason without the length that was named before it."""
-    return re.sub(rf"{re.escape(where)}(?!,?\d)", "", reason) if where else reason
+    short = valid and valid[-1] < missing[-1]
+    lengths = f"at n = {', '.join(map(str, valid))}" if short else "for n >= …"
+    limit = f", or claim it `{lengths}`" if valid else ""
+    return f"write an expression that is valid at every n{limit}"
 
 
 def _unchecked(claim: Claim, reason: str, where: str = "", mend: str = NO_WARNING) -> Diagnostic:
     if reason.endswith(HEADS):
         mend = "add `heads N`, or remove the claim to silence the warning"
-    message = f"`{claim.text}` is not checked{where}: {_without(where, reason)}"
+    message = f"`{claim.text}` is not checked{where}: {reason}"
     return Diagnostic("A609", message, claim.span, "warning", help=mend)
 
 

@@ -157,10 +157,6 @@ def _require_covered(
         work.collector.add("A408", f"there is no `attend`{where}", attention.name_span, help=help)
 
 
-def _numbered(what: str, numbers: str) -> str:
-    return f"{what} {numbers}" if numbers.isdigit() else f"{what}s {numbers}"
-
-
 # --- what a head does ----------------------------------------------------------------------------
 
 

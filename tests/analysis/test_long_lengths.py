@@ -157,7 +157,7 @@ def test_an_estimate_of_the_diameter_names_a_pair() -> None:
     assert [each["quality"] for each in found.values()] == ["estimate", "estimate"]
     note = found["diameter"]["note"]
     assert "so this is a lower bound" in note
-    query, key = map(int, re.findall(r"query (\d+) reads key (\d+)", note)[0])
+    query, key = map(int, re.findall(r"query (\d+) takes .* to read key (\d+)", note)[0])
     assert report.hops(query)[key] == found["diameter"]["value"]
 
 
