@@ -33,6 +33,7 @@ from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Claim, Program
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError, count_of, three_digits
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -133,7 +134,8 @@ def _by_estimate(
         if compare in ("<", "<=", "==") and more:
             pair = _pair(stack, n, name, compare, value, found)
             return missed(name, found, compare, value, pair, least=True)
-    raise TooMuch(f"at n = {n:,} `{name}` is only estimated, as {shown(found)} {note}")
+    estimated = f"above n = {LIMITS.every_pair:,} `{name}` is only estimated here"
+    raise TooMuch(f"{estimated}, as {shown(found)} at n = {n:,} {note}")
 
 
 def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: float) -> str:

@@ -129,7 +129,7 @@ FAIL = [
     ("attend random(keys = 8, seed = 3) | window(radius = 1)", "diameter <= 2 at n = 10_000",
      "diameter is at least "),
     ("attend random(keys = 8, seed = 3) | window(radius = 1)", "diameter <= 99 at n = 10_000",
-     "` is only estimated, as "),
+     "` is only estimated"),
     ("attend random(keys = 8, seed = 3) | window(radius = 1)", "reach(layers = 99) at n = 10_000",
      "is not checked"),
 ]  # fmt: skip
