@@ -65,9 +65,9 @@ def from_mask_mod(
         )
     if taken in (1, 2, 3):
         raise AttnSpecError(
-            f"`{called}` takes {taken} argument{'s' * (taken > 1)}, and a mask function takes four,"
-            " (b, h, q, k): the sample, the head and the positions of query and key; for a mask"
-            " tensor call `attnspec.explain_mask(mask)`"
+            f"`{called}` takes {('one argument', 'two arguments', 'three arguments')[taken - 1]},"
+            " and a mask function takes four, (b, h, q, k): the sample, the head, and the positions"
+            " of the query and the key; add those that are missing"
         )
     with errors_of(called):
         term = graph(trace(mask_mod, captured))
@@ -92,7 +92,7 @@ def errors_of(called: str) -> Iterator[None]:
     try:
         yield
     except UntracedError as error:
-        raise AttnSpecError(f"`{called}` is not a spec: {error}") from None
+        raise AttnSpecError(f"`{called}` cannot be written as a spec: {error}") from None
     except AttnSpecError:
         raise
     except Exception as error:
@@ -125,7 +125,10 @@ def written_as(
     except SpecError as error:
         reasons = "; ".join(each.message for each in error.diagnostics)
         text = "\n".join(lines).strip()
-        raise AttnSpecError(f"`{called}` is not a spec: {reasons}, in {text!r}") from None
+        raise AttnSpecError(
+            f"`{called}` cannot be written as a spec, since this text has an error:"
+            f"\n{text}\n{reasons}"
+        ) from None
 
 
 def require_positions(term: Term) -> None:

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from attnspec.graphs.forms.written import written_scalar
 from attnspec.graphs.predicates.inputs import pair_reading, reading
 from attnspec.interchange.simplified import applied, negated
-from attnspec.ir.intervals import Bounds, bounds, reach_of
+from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.program import Compound, InputRef, Leaf, Term
 from attnspec.ir.scalars import (
     SCORE,
@@ -144,7 +144,10 @@ class Row(Tensor):
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        raise UntracedError(f"it computes `torch.{name}` of a row; read it at [q] or [k] first")
+        raise UntracedError(
+            f"it calls `torch.{name}` with a whole row of a captured tensor; index the row by [q]"
+            " or [k] first"
+        )
 
 
 class Traced(Tensor):
@@ -158,6 +161,18 @@ class Traced(Tensor):
         made.said = said
         return made
 
+    def __bool__(self) -> bool:
+        raise UntracedError(
+            "it decides by the value of a position, with `if`, `and`, `or` or `not`; write"
+            " conditions with `&`, `|`, `~` and torch.where"
+        )
+
+    def __index__(self) -> int:
+        raise UntracedError(
+            f"it uses `{_shown(self)}` as a Python integer, such as the index of a list; make the"
+            " list one tensor, for example by torch.stack, and index that"
+        )
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
@@ -165,7 +180,14 @@ class Traced(Tensor):
         called = func.overloadpacket.__name__
         name = called.removesuffix("_")
         if name not in _OPERATIONS:
-            raise UntracedError(_REFUSED.get(name, f"specs have nothing like `torch.{name}`"))
+            raise UntracedError(
+                "it takes a Python number from a tensor, by `.item()`, `int()` or `float()`;"
+                " compute with the tensor itself"
+                if name == "_local_scalar_dense"
+                else f"a spec has no counterpart of `torch.{name}`; if the result depends on one"
+                " position, compute a tensor with an entry for each position before the"
+                " conversion, and index it by [q] or [k]"
+            )
         result = _OPERATIONS[name](*args, **(kwargs or {}))
         if called == name or called.startswith("__"):
             return result
@@ -211,10 +233,12 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
     if isinstance(result, bool):
         return result
     if not isinstance(result, Tensor) or result.dtype != torch.bool or result.dim():
-        tensor = isinstance(result, Tensor)
-        what = f"a {result.dtype} tensor {list(result.shape)}" if tensor else type(result).__name__
-        score = tensor and result.dtype.is_floating_point and not result.dim()
-        hint = "; if it is an additive mask, 0 or -inf, return `mask == 0`" if score else ""
+        what, hint = type(result).__name__, "; return a comparison, such as `q >= k`"
+        if isinstance(result, Tensor):
+            what = f"a tensor of shape {list(result.shape)} and dtype {result.dtype}"
+            what = what if result.dim() else f"a scalar of {result.dtype}"
+            if result.dtype.is_floating_point and not result.dim():
+                hint = "; if that is 0 for pairs that attend and -inf for others, compare it with 0"
         raise UntracedError(f"it must return one boolean for a pair, and returns {what}{hint}")
     return _said(result)
 
@@ -315,8 +339,9 @@ def _said(value: Any) -> Said:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise UntracedError(
-                f"it computes with a captured tensor {list(value.shape)} as a whole; read the"
-                " tensor at [q], [k], [b] or [h], or write `torch.isin(q, tensor)`"
+                f"it computes with the whole of a captured tensor of shape {list(value.shape)};"
+                " index the tensor by [q], [k], [b] or [h], or ask by `torch.isin(x, tensor)`"
+                " whether a number `x` is in it"
             )
         number: Scalar = value.item()
         return number
@@ -356,15 +381,17 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
             continue
         places, ranges = _places(value) if kind.is_floating_point else 0, _ranges(value)
         below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
-        if places is None or below or reach_of(value, ranges) * 2**places > most:
-            longer = "convert the operands by `.long()` or `.double()`"
-            if op == "/":
-                longer = (
-                    "instead of dividing, multiply the other side: `q >= 3 * k` for `q / 3 >= k`"
-                )
-            advice = "write a formula of smaller numbers"
-            advice = advice if kind in (torch.int64, torch.float64) else longer
-            raise UntracedError(f"its numbers may be rounded or overflow in {kind}; {advice}")
+        if places is None or below or _reach(value, ranges, places) > most:
+            fault, longer = "overflow in", "torch.int64 instead: convert the operands by `.long()`"
+            if kind.is_floating_point:
+                fault = "be rounded in"
+                longer = "torch.float64 instead: convert the operands by `.double()`"
+            advice = f"compute in {longer}"
+            advice = "write the condition with smaller numbers" if kind == torch.float64 else advice
+            raise UntracedError(
+                f"`{_text(value)}` may {fault} {kind} in a sequence of up to {CHECKED:,} positions;"
+                f" {advice}"
+            )
 
 
 CHECKED = 65_536
@@ -377,6 +404,15 @@ def _ranges(scalar: Scalar) -> dict[str, Bounds]:
         name: (np.asarray(0), np.asarray(CHECKED)) for name in symbols(scalar)
     }
     return ranges | {entry.name: entry.ends for entry in entries(scalar)}
+
+
+def _reach(scalar: Scalar, ranges: dict[str, Bounds], places: int) -> float:
+    """A bound of every number met on the way to a scalar's value, each in units of its last binary
+    place, or of the value's where that is larger."""
+    parts = scalar.args if isinstance(scalar, Apply) else ()
+    unit = 2.0 ** min(_places(scalar) or 0, places)
+    largest = max(float(np.max(np.abs(end))) for end in bounds(scalar, ranges))
+    return max(largest * unit, *(_reach(part, ranges, places) for part in parts), 0)
 
 
 def _places(scalar: Scalar) -> int | None:
@@ -401,6 +437,9 @@ def _places(scalar: Scalar) -> int | None:
                     return None
                 case "**", int() as times:
                     return places[0] * times
+                case "*", int() as by:
+                    # a power of two moves the point
+                    return max(0, places[0] + 1 - (by & -by).bit_length())
                 case "*", _:
                     return sum(places)
                 case _:
@@ -501,13 +540,20 @@ def _joined(op: str, first: Any, second: Any) -> Traced:
     """`and` or `or` of predicates."""
     for value in (first, second):
         if isinstance(value, Tensor) and value.dtype != torch.bool:
-            raise UntracedError("it joins numbers bit by bit by `&`, `|` or `^`; join conditions")
+            raise UntracedError(
+                "it applies `&`, `|` or `^` to numbers, and a spec has no bitwise operations; apply"
+                " them to conditions alone, and test a bit by `//` and `%`, such as"
+                " `q // 4 % 2 == 1`"
+            )
     return Traced(applied(op, (_said(first), _said(second))), torch.bool)  # type: ignore[arg-type]
 
 
 def _not(value: Any) -> Traced:
     if value.dtype != torch.bool:
-        raise UntracedError("it inverts a number bit by bit by `~`; invert a condition")
+        raise UntracedError(
+            "it applies `~` to a number, and a spec has no bitwise operations; apply it to a"
+            " condition"
+        )
     return Traced(negated(_said(value)), torch.bool)  # type: ignore[arg-type]
 
 
@@ -549,19 +595,30 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
 
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
     if rounding_mode == "trunc":
-        return _natural("//", "use `//`", first, second)
+        return _natural("//", _TRUNCATED, first, second)
     return _numeric("/" if rounding_mode is None else "//", first, second)
 
 
-def _natural(op: str, instead: str, *values: Any) -> Traced:
+_TRUNCATED = (
+    "it rounds towards zero a number that may be negative; for y > 0 write"
+    " `torch.where(x >= 0, x // y, -(-x // y))`, or `x // y` to round down"
+)
+
+
+def _natural(op: str, fault: str, *values: Any) -> Traced:
     """An operation of which torch and specs make different things where a number is negative."""
     numbers = [number for value in values for _, number in _each(_cases(value))]
     if not all(bounds(number, _ranges(number))[0] >= 0 for number in numbers):
-        raise UntracedError(f"it rounds towards zero a number that may be negative; {instead}")
+        raise UntracedError(fault)
     return _numeric(op, *values)
 
 
-_cut_off = partial(_natural, "floor", "use `.floor()` or `//`")
+_cut_off = partial(
+    _natural,
+    "floor",
+    "it rounds towards zero a number that may be negative; write"
+    " `torch.where(x >= 0, x.floor(), x.ceil())`, or `x.floor()` to round down",
+)
 
 
 # --- constants in a tensor -----------------------------------------------------------------------
@@ -570,25 +627,30 @@ _cut_off = partial(_natural, "floor", "use `.floor()` or `//`")
 def _listed(what: str, tensor: Any) -> list[int | float]:
     """The numbers of a captured tensor, of which each stands in the spec."""
     traced = isinstance(tensor, Traced)
-    if traced or not isinstance(tensor, Tensor) or tensor.numel() > MOST_LISTED:
+    if traced or not isinstance(tensor, Tensor):
         raise UntracedError(
-            f"{what} takes a captured tensor of at most {MOST_LISTED} numbers, not one that is read"
-            " at [q] or [k]; compare two positions by `X[q] == X[k]`, or read a boolean tensor with"
-            " an entry for each position"
+            f"{what} must be a captured tensor as a whole, not an entry of it; to compare the"
+            " entries at two positions, write `x[q] == x[k]`"
+        )
+    if tensor.numel() > MOST_LISTED:
+        raise UntracedError(
+            f"{what} must have at most {MOST_LISTED} numbers, and it has {tensor.numel():,};"
+            " compute a tensor with an entry for each position before the conversion, and index it"
+            " by [q] or [k]"
         )
     numbers: list[int | float] = tensor.flatten().tolist()
     return numbers
 
 
 def _isin(x: Any, members: Any, *, invert: bool = False, **rest: Any) -> Traced:
-    numbers = sorted(set(_listed("torch.isin", members)))
+    numbers = sorted(set(_listed("the second argument of `torch.isin`", members)))
     member = _numeric("one_of", x, *numbers) if numbers else Traced(False, torch.bool)
     return _not(member) if invert else member
 
 
 def _bucketed(x: Any, limits: Any, right: bool = False, **rest: Any) -> Traced:
     """How many of some ascending numbers lie below a number, or with `right` at or below it."""
-    numbers = _listed("torch.bucketize", limits)
+    numbers = _listed("the boundaries of `torch.bucketize`", limits)
     if x.dtype.is_floating_point or not all(isinstance(number, int) for number in numbers):
         passed = [_compared("<=" if right else "<", number, x) for number in numbers]
     else:
@@ -612,7 +674,10 @@ def _filled(
 ) -> Traced:
     """`new_ones`, `ones_like` and their like, of a single number."""
     if len(size):
-        raise UntracedError(f"it makes a tensor {list(size)} for a pair")
+        raise UntracedError(
+            f"it makes a tensor of shape {list(size)} for a pair, and only scalars are allowed;"
+            " make a scalar, such as `q.new_ones(())`"
+        )
     kind = like.dtype if dtype is None else dtype
     return Traced(bool(number) if kind == torch.bool else number, kind)
 
@@ -667,7 +732,12 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
-    "fmod": partial(_natural, "%", "use `%` in place of `torch.fmod`"),
+    "fmod": partial(
+        _natural,
+        "%",
+        "it takes `torch.fmod` of a number that may be negative; for y > 0 write"
+        " `torch.where(x >= 0, x % y, -(-x % y))`, or `x % y` for results that are not negative",
+    ),
     "isin": _isin,
     "bucketize": _bucketed,
     "searchsorted": lambda limits, x, right=False, **rest: _bucketed(x, limits, right),
@@ -695,14 +765,6 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
 _OF_CONDITIONS = {"+": "or", "max": "or", "min": "and"}
 """What operations on numbers do with two conditions."""
 
-_REFUSED = {
-    "_local_scalar_dense": (
-        "it decides by the value of a position, with `if`, `and`, `or`, `not`, `.item()` or the"
-        " index of a list; write conditions with `&`, `|`, `~` and torch.where, lists as tensors"
-    ),
-    "is_nonzero": "it decides by the value of a position; write conditions with `&`, `|` and `~`",
-}
-
 
 # --- captured tensors ----------------------------------------------------------------------------
 
@@ -713,7 +775,9 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
     if not isinstance(tensor, Traced) and len(parts) < len(shape):
         return Row(tensor, parts)
     if isinstance(tensor, Traced) or len(parts) != len(shape):
-        raise UntracedError(f"a captured tensor {shape} is read with {len(parts)} of its axes")
+        raise UntracedError(
+            f"it indexes a tensor of shape {shape} by {len(parts)} numbers; give one for each axis"
+        )
     fixed = next((at for at, part in enumerate(parts) if type(part) is int), None)
     if fixed is not None:
         row = tensor.select(fixed, parts[fixed])
@@ -739,16 +803,21 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
         return _of_head(captured, tensor)
     if sorted(names[-2:]) == ["k", "q"]:
         raise UntracedError(
-            f"it looks pairs up in a captured mask {shape}, where a spec needs a rule;"
-            " `attnspec.explain_mask(mask)` looks for the rule"
+            f"it looks pairs up in a captured tensor of shape {shape}, and a spec needs a rule;"
+            " `attnspec.explain_mask`, called with that tensor, looks for the rule"
         )
-    at, name = ", ".join(map(_shown, parts)), captured.name_of(tensor)
-    every = re.sub(r"\b(b|head)\b", ":", re.sub(r"\((q|k)\)", "", at))
+    at, name = ", ".join(map(_shown, parts)), captured.name_of(tensor) or "tensor"
+    every = re.sub(r"\b[bh]\b", ":", re.sub(r"\[[qk]\]", "", at))
     every = re.sub(r"\b[qk]\b", "torch.arange(n)", every)
+    advice = (
+        "compute a tensor with an entry for each of the n positions before the conversion,"
+        f" `t = {name}[{every}]`, and index `t` by [q] or [k]"
+    )
+    if {"q", "k"} <= set(re.findall(r"\w+", at)):
+        advice = "write a condition on q and k, such as `torch.isin(q - k, distances)`"
     raise UntracedError(
-        f"`{name}`, of shape {shape}, is indexed by [{at}], and only [q], [k], [b, q], [b, k], [b]"
-        f" and [h] are allowed: before the import compute an entry for each position, `t ="
-        f" {name}[{every}]`, and index `t` by [q] or [k]"
+        f"it indexes `{name}`, of shape {shape}, by [{at}], and only [q], [k], [b, q], [b, k], [b]"
+        f" and [h] are allowed; {advice}"
     )
 
 
@@ -756,7 +825,19 @@ def _shown(part: Any) -> str:
     """An index as a message has it."""
     if not isinstance(part, Traced):
         return "…" if isinstance(part, Tensor) else str(part)
-    return "…" if isinstance(part.said, Cases) else written_scalar(part.said)
+    return "…" if isinstance(part.said, Cases) else _text(part.said)
+
+
+def _text(scalar: Scalar) -> str:
+    """A scalar as a function of torch has it, the entries of tensors in brackets."""
+    text = re.sub(r"\bhead\b", "h", written_scalar(scalar))
+    for entry in set(entries(scalar)):
+        text = re.sub(
+            rf"\b{re.escape(written_scalar(entry))}(?!\w)",
+            f"{entry.source}[{entry.side or 'b'}]",
+            text,
+        )
+    return text
 
 
 def _position(part: Any, count: int) -> str:
@@ -803,8 +884,8 @@ def _of_head(captured: Captured, tensor: Tensor) -> Traced:
         raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
     if captured.heads not in (None, len(tensor)):
         raise UntracedError(
-            f"it reads tables of {captured.heads} and {len(tensor)} numbers at [h]; give each table"
-            " one for every head"
+            f"it indexes a table of {captured.heads} numbers and one of {len(tensor)} numbers by"
+            " [h]; every table must have one number for each head"
         )
     captured.heads, head = len(tensor), Symbol("head")
     table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
@@ -818,10 +899,16 @@ def _length(captured: Captured, tensor: Tensor) -> Traced:
     """A number for each sample, which is an input of kind `length`."""
     kind = tensor.dtype
     if kind == torch.bool or kind.is_floating_point or kind.is_complex:
+        advice = "if all its numbers are whole, convert it by `.long()`"
+        if kind == torch.bool:
+            advice = (
+                "compute `lengths = torch.where(flag, n, 0)` before the conversion, where `flag` is"
+                " that tensor and `n` the length of the sequence, and write `k < lengths[b]` in"
+                " place of `flag[b]`"
+            )
         raise UntracedError(
-            f"it reads `{captured.name_of(tensor)}` {list(tensor.shape)} of {kind} at [b], where a"
-            " spec reads an integer for each sample; for a bool `flag` make `lengths ="
-            " torch.where(flag, n, 0)`, and write `k < lengths[b]` for `flag[b]`"
+            f"it indexes a tensor of shape {list(tensor.shape)} and dtype {kind} by [b], and only a"
+            f" tensor of integers can be indexed so; {advice}"
         )
     if tensor.numel() and int(tensor.min()) < 0:
         raise UntracedError(f"`{captured.name_of(tensor)}` has a length below 0")

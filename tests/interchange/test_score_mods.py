@@ -58,7 +58,7 @@ def test_pairs_are_those_of_the_mask() -> None:
         ("s * torch.rand(())", "no scores at n = 1"),
         ("s + NEAR[q % 2, k % 9]", "looks pairs up"),
         ("torch.where(q < q, s, HIDDEN)", "hides every pair"),
-        ("s + b", "is not a spec"),
+        ("s + b", "has an error"),
     ],
 )
 def test_others_are_refused(text: str, reason: str) -> None:
