@@ -35,7 +35,7 @@ def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     for graph in graphs:
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
             return leaks(program, "its pairs are chosen in each call")
-    for work, _ in Binder(program).works(layer, heads, n_q, n):
+    for work, those in Binder(program).works(layer, heads, n_q, n):
         if work.reads:
             return leaks(program, f"its pairs depend on the input `{work.reads[0]}`")
         for first, last in work.relation.chunks(n):
@@ -43,7 +43,8 @@ def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
             later = k > q
             if later.any():
                 index = int(later.argmax())
-                return leaks(program, f"position {q[index]} reads position {k[index]}")
+                where = "" if len(those) == heads else f"in head {those[0]}, "
+                return leaks(program, f"{where}position {q[index]} reads position {k[index]}")
     return ""
 
 
@@ -130,6 +131,6 @@ def _unfinished(program: Program, reason: str) -> AttnSpecError:
 def leaks(program: Program, reason: str) -> str:
     """The warning about a spec that may read later positions where it must not."""
     return (
-        f"this layer must not read later positions, and `{program.name}` may: {reason}; write"
-        f" `causal` in the spec{READS_BOTH_WAYS}"
+        f"the model must not read later positions, and `{program.name}` may: {reason}; write"
+        f" the statement `causal` in the spec{READS_BOTH_WAYS}"
     )

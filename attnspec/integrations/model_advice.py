@@ -53,8 +53,12 @@ def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
         "softcap": f"write `score softcap(cap = {terms.get('softcap')})` in the spec",
         "position_bias": of_bias(module),
     }
-    found = {name: advice[name] for name in terms if name in advice}
-    return "; ".join(f"for `{x}`, {y}" if len(found) > 1 else y for x, y in found.items()) or OWN
+    for name in terms:
+        if advice.get(name, OWN) == OWN:
+            return f"no spec can describe `{name}`, so keep the model's own attention"
+    if len(terms) == 1:
+        return advice[next(iter(terms))]
+    return "; ".join(f"for `{name}`, {advice[name]}" for name in terms)
 
 
 def of_bias(module: nn.Module, then: str = f", then {CROSS}") -> str:
@@ -98,5 +102,5 @@ def _full_layers(module: nn.Module) -> str:
     rotations = [bases[kind] for kind in sorted(set(kinds)) if isinstance(bases.get(kind), dict)]
     turned = any(rotation != rotations[0] for rotation in rotations)
     return f'build the model with `layer_types = ["full_attention"] * {len(kinds)}`' + (
-        "; all layers then use the rotary embedding of the full ones" if turned else ""
+        ", where all layers use the rotary embedding of the full-attention layers" if turned else ""
     )

@@ -405,8 +405,8 @@ class ModelAttention:
             )
         if (place is None or place.attention is None) and learns(self.module):
             raise AttnSpecError(
-                f"a registered name cannot have trainable parameters, and `{name}` has some: use"
-                " `convert(model, spec)`, which adds them to the model"
+                f"`{name}` has trainable parameters, and `register` cannot add them to a model: use"
+                " `convert(model, spec)`, which adds them"
             )
         added = 0 if place is None else place.extra
         if extra != added and (extra or self.program.grid):
@@ -540,9 +540,13 @@ class ModelAttention:
         if layer is None and layers > 1:
             raise AttnSpecError(
                 f"`{self.program.name}` has {layers} layers, and {type(module).__name__} has no"
-                " `layer_idx` to choose among them: remove `layers` from the spec, for one pattern"
-                " in every layer"
-                + (", or use `convert(model, spec)`, which numbers layers" if place is None else "")
+                " `layer_idx` that says which of them it is: write a spec of one pattern, without"
+                " `layers`"
+                + (
+                    ", or use `convert(model, spec)`, which numbers the layers of the model"
+                    if place is None
+                    else ""
+                )
             )
         if layer is not None and layer >= layers:
             wanted = count or layer + 1

@@ -41,7 +41,8 @@ def lists_of(
     keys, blocks = terms.get(INDICES), terms.get(BLOCKS)
     if isinstance(keys, Tensor) and isinstance(blocks, Tensor):
         raise AttnSpecError(
-            f"the model passes `{INDICES}` and `{BLOCKS}`: a spec takes one of them"
+            f"the model passes both `{INDICES}` and `{BLOCKS}`, and a spec takes only one of them:"
+            " keep the model's own attention"
         )
     if isinstance(keys, Tensor):
         _require_axes(INDICES, keys, 3, "[batch, queries, keys]")
@@ -81,18 +82,20 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
     if sink:
         wrong = [a.normalize for a in program.attends if a.normalize not in ("softmax", "softmax1")]
         if wrong or any(attend.mechanism is not None for attend in program.attends):
-            what = f"`normalize {wrong[0]}`" if wrong else "a mechanism"
+            what, mend = "a mechanism", "write a graph in place of the mechanism"
+            if wrong:
+                what, mend = f"`normalize {wrong[0]}`", "remove it"
             raise AttnSpecError(
                 f"the model passes `{SINK}`, an extra logit of a softmax, and `{program.name}` has"
-                f" {what}: write a graph and no `normalize`, or keep the model's own attention"
+                f" {what} instead of a softmax: {mend}, or keep the model's own attention"
             )
         attends = tuple(replace(attend, normalize="softmax") for attend in program.attends)
         program = replace(program, attends=attends)
     taken = own_input(program)
     if size is not None and taken is not None and taken.size != size:
         raise AttnSpecError(
-            f"the input `{taken.name}` of `{program.name}` has blocks of {taken.size}, the model"
-            f" chooses blocks of {size}: write `choices(size = {size})`"
+            f"the input `{taken.name}` of `{program.name}` has blocks of {taken.size} keys, and"
+            f" the model chooses blocks of {size}: write `choices(size = {size})`"
         )
     if size is not None and taken is None:
         attends = tuple(_cut(program.name, attend) for attend in program.attends)

@@ -16,8 +16,12 @@ from attnspec.text.diagnostics import AttnSpecError
 GLOBAL = ("query_global", "key_global", "value_global")
 """The projections of Longformer's global tokens, beside `query`, `key` and `value`."""
 
-_MARKS_TOKENS = ("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")
-"""Heads of Longformer that make tokens global without being told."""
+_MARKS_TOKENS = {
+    "ForSequenceClassification": "its first token",
+    "ForQuestionAnswering": "the tokens of the question",
+    "ForMultipleChoice": "the tokens after the question",
+}
+"""Heads of Longformer that make tokens global without being told, and which."""
 
 
 def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]:
@@ -29,21 +33,24 @@ def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]
     """
     made = _other(model, "Longformer", "Roberta")
     config, state, kind = model.config, model.state_dict(), type(model).__name__
-    if important is None and kind.endswith(_MARKS_TOKENS):
-        raise AttnSpecError(
-            f"{kind} marks global tokens by itself: pass"
-            ' `important="important"`, and mark the same ones in each call'
-        )
+    for head, marked in _MARKS_TOKENS.items():
+        if important is None and kind.endswith(head):
+            raise AttnSpecError(
+                f"{kind} makes {marked} global by itself, and RoBERTa does not: pass"
+                ' `important="important"`, and in each call mark these tokens by'
+                ' `attnspec_inputs={"important": …}`'
+            )
     of_global = [key for key in state if any(f".{name}." in key for name in GLOBAL)]
     shared = {key: value for key, value in state.items() if key not in of_global}
     for key in of_global if important is not None else ():
         value, other = state[key], state[key.replace("_global.", ".")]
         if not torch.equal(value, other):
             raise AttnSpecError(
-                f"RoBERTa has no projections of its own for global tokens, and `{key}` differs from"
-                f" `{key.replace('_global.', '.')}` by {float((value - other).abs().max()):.3g}:"
-                " leave `important` out, and every token reads its window alone; or copy `query`,"
-                " `key` and `value` over the global ones, and train"
+                f"RoBERTa has no separate projections for global tokens, and `{key}` differs from"
+                f" `{key.replace('_global.', '.')}` by up to"
+                f" {float((value - other).abs().max()):.3g}: leave `important` out, which makes"
+                " every token read its window alone; or copy the weights of `query`, `key` and"
+                " `value` to `query_global`, `key_global` and `value_global`, and train"
             )
     widths = config.attention_window
     widths = [widths] * config.num_hidden_layers if isinstance(widths, int) else list(widths)
@@ -72,7 +79,10 @@ def bert_of_bigbird(model: Any) -> tuple[Any, Spec]:
             " it to False and multiply `embeddings.word_embeddings.weight` by sqrt(hidden_size)"
         )
     if config.is_decoder:
-        raise AttnSpecError("this BigBird is a decoder, and BERT is an encoder: keep BigBird")
+        raise AttnSpecError(
+            "this BigBird is a decoder (`is_decoder = True`), and only encoders are converted: keep"
+            " BigBird"
+        )
     state = {
         re.sub(r"pooler\.(\w+)$", r"pooler.dense.\1", key): value
         for key, value in model.state_dict().items()

@@ -327,8 +327,9 @@ def _compiled(spec: Given, backend: str) -> CompiledAttention:
     kind = spec if isinstance(spec, type) else type(spec)
     if not issubclass(kind, CompiledAttention):
         raise TypeError(
-            "spec must be a Spec (`attnspec.parse(text)`, `attnspec.load(path)`) or the class that"
-            f" `attnspec compile` wrote (without `--standalone`), got {kind.__name__}"
+            "spec must be a Spec (`attnspec.parse(text)`, `attnspec.load(path)`), a compiled module"
+            " (`spec.compile()`) or the class that `attnspec compile` wrote (without"
+            f" `--standalone`), got {kind.__name__}"
         )
     if backend != "auto":
         raise AttnSpecError(

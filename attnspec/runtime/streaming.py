@@ -125,8 +125,8 @@ def streamed(
         )
     if not program.causal:
         raise ValueError(
-            f"`step` needs a causal spec, and `{name}` may read later positions: write the"
-            " statement `causal`"
+            f"`step` needs the statement `causal`, and `{name}` does not have it: write it before"
+            " `attend`"
         )
     if program.grid:
         raise ValueError(

@@ -65,7 +65,7 @@ def test_drawn_graphs_are_judged_as_brute_force_judges_them() -> None:
             "heads 2 causal attend self head 1 { attend columns(last(2)) }",
             "refuted",
             "query 0 reads 0 at n = 2, but not at n = 3 in head 1; `columns(last(2))` reads"
-            " `last(2)`, which names other positions as the sequence grows",
+            " `last(2)`, which changes as the sequence grows",
         ),
         ("causal attend expander(degree = 2)", "refuted", "use `random(keys = …)`, which"),
         ("attend random(keys = 2) & causal", "refuted", "draws among all n keys: add the"),

@@ -201,9 +201,9 @@ def _last(text: str, tokens: Tokens) -> Fault:
     count = written_scalar(tokens.values[0])
     return Fault(
         text,
-        f"reads `last({count})`, which names other positions as the sequence grows",
-        "write `window(before = …, after = 0)` for the latest keys; for keys that stay the same"
-        " write `first(…)`, or use an input of kind `tokens`",
+        f"reads `last({count})`, which changes as the sequence grows",
+        "for the latest keys write `window(before = …, after = 0)`; for keys that stay the same"
+        " write `first(…)` or an input of kind `tokens`",
     )
 
 
@@ -242,7 +242,10 @@ def counting_queries(program: Program, layer: int, heads: int) -> Fault | None:
         for leaf in () if graph is None else leaves(graph):
             bound = bound_choice(program, leaf, FAR, layer, head)
             if bound is not None and bound.counts_queries:
-                mend = "leave `share_qk = false` out, or pass the buckets as an input"
+                mend = (
+                    "remove `share_qk = false`, or declare `input x: buckets` and write `lsh(x, …)`"
+                    " without `buckets`"
+                )
                 return Fault(written_leaf(leaf), bound.counts_queries, mend)
     return None
 

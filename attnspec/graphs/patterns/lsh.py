@@ -138,7 +138,7 @@ class Lsh(DataDependent):
     def counts_queries(self) -> str:
         if self.share_qk or self.given is not None:
             return ""
-        return "puts the queries of a call into chunks of their own"
+        return "cuts the queries of each call into chunks apart from the keys"
 
     def doubt(self, n: int) -> str:
         read, size = (self.look + 1) * self.chunk, n / self.buckets_at(n)
