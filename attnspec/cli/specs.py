@@ -47,12 +47,12 @@ def _of_zoo(name: str) -> Source:
     texts = zoo_texts()
     if name in texts:
         return source_of(texts[name], name)
-    message = f"an existing file is required, there is no {name}"
+    message = f"there is no file {name}"
     if name.endswith(".attn"):
         bare = name.removesuffix(".attn")
         advice = f"`{bare}`, without the ending, is the spec of the zoo" if bare in texts else None
     else:
-        message = f"an existing file is required, {name} is neither a file nor a spec of the zoo"
+        message = f"{name} is neither a file nor a spec of the zoo"
         # what stands in the folder is meant rather than what only looks alike
         beside = f"did you mean `{name}.attn`?" if os.path.isfile(f"{name}.attn") else None
         advice = beside or did_you_mean(name, texts) or "`attnspec zoo` lists its names"

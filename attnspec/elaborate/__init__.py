@@ -227,7 +227,8 @@ def value_of(
             collector.diagnostics.extend(error.diagnostics)
             raise Failed from None
         if expression is None:
-            message = f"the value of `{name}` must be one expression"
+            message = f"the value of `{name}` must be one complete expression"
+            message += "" if text.strip() else ", got an empty text"
             collector.fail("A218", message, Span(source, 0, len(source.text)))
     return expression
 
@@ -264,7 +265,10 @@ def explained(parameter: nodes.Parameter, collector: Collector) -> Iterator[None
         for index in range(before, len(collector.diagnostics)):
             entry = collector.diagnostics[index]
             note = f"the parameter `{parameter.name}` {described}"
-            collector.diagnostics[index] = replace(entry, notes=(*entry.notes, note))
+            # a value has no place for other statements
+            advice = None if entry.help and "`let" in entry.help else entry.help
+            notes = (*entry.notes, note)
+            collector.diagnostics[index] = replace(entry, notes=notes, help=advice)
 
 
 def kind_of_default(parameter: nodes.Parameter) -> str | None:

@@ -118,7 +118,8 @@ class Loader:
         if not path.is_relative_to(self.root):
             fail("A504", "an import may not leave the folder tree of the spec", span)
         if path in self.loading:
-            names = [p.name for p in [*self.loading[self.loading.index(path) :], path]]
+            cycle = [*self.loading[self.loading.index(path) :], path]
+            names = [each.relative_to(self.root).as_posix() for each in cycle]
             fail("A505", f"imports form a cycle: {' -> '.join(names)}", span)
         if path in self.unreadable:
             raise Failed

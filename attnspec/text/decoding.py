@@ -106,9 +106,7 @@ def _unreadable(error: OSError | ValueError, name: str) -> Diagnostic:
                 f"a file's name ends in `.attn`; a spec that ships is taken by its name:"
                 f' `attnspec zoo {name}`, in Python `attnspec.zoo("{name}")`'
             )
-        return Diagnostic(
-            "A180", f"an existing file is required, there is no {name}", None, help=advice
-        )
+        return Diagnostic("A180", f"there is no file {name}", None, help=advice)
     if number in (errno.EACCES, errno.EPERM):
         return Diagnostic(
             "A181", f"a readable file is required, no permission to read {name}", None
