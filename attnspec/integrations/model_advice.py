@@ -18,7 +18,7 @@ CROSS = (
 )
 """The way out where a model reads another sequence."""
 
-OWN = "no spec can describe it, so keep the model's own attention"
+OWN = "no spec can describe that, so keep the model's own attention"
 """The way out where there is no other."""
 
 READS_BOTH_WAYS = (
@@ -53,12 +53,9 @@ def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
         "softcap": f"write `score softcap(cap = {terms.get('softcap')})` in the spec",
         "position_bias": of_bias(module),
     }
-    for name in terms:
-        if advice.get(name, OWN) == OWN:
-            return f"no spec can describe `{name}`, so keep the model's own attention"
-    if len(terms) == 1:
-        return advice[next(iter(terms))]
-    return "; ".join(f"for `{name}`, {advice[name]}" for name in terms)
+    if any(advice.get(name, OWN) == OWN for name in terms):
+        return OWN
+    return "; ".join(f"for `{name}`, " * (len(terms) > 1) + advice[name] for name in terms)
 
 
 def of_bias(module: nn.Module, then: str = f", then {CROSS}") -> str:

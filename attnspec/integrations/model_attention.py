@@ -542,11 +542,8 @@ class ModelAttention:
                 f"`{self.program.name}` has {layers} layers, and {type(module).__name__} has no"
                 " `layer_idx` that says which of them it is: write a spec of one pattern, without"
                 " `layers`"
-                + (
-                    ", or use `convert(model, spec)`, which numbers the layers of the model"
-                    if place is None
-                    else ""
-                )
+                + ", or use `convert(model, spec)`, which numbers the layers"
+                * (place is None)
             )
         if layer is not None and layer >= layers:
             wanted = count or layer + 1

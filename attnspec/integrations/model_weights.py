@@ -79,10 +79,7 @@ def bert_of_bigbird(model: Any) -> tuple[Any, Spec]:
             " it to False and multiply `embeddings.word_embeddings.weight` by sqrt(hidden_size)"
         )
     if config.is_decoder:
-        raise AttnSpecError(
-            "this BigBird is a decoder (`is_decoder = True`), and only encoders are converted: keep"
-            " BigBird"
-        )
+        raise AttnSpecError("this BigBird is a decoder, and only encoders are converted: keep it")
     state = {
         re.sub(r"pooler\.(\w+)$", r"pooler.dense.\1", key): value
         for key, value in model.state_dict().items()

@@ -54,6 +54,10 @@ Said: TypeAlias = "Scalar | Cases"
 """What a traced tensor is: a number or a predicate, or cases."""
 
 
+BEFORE = "index a tensor with an entry for each position, computed before the conversion"
+"""What to do about what a function makes of one position and a spec cannot say."""
+
+
 class UntracedError(AttnSpecError):
     """A mask function does what no spec says; the message has the reason."""
 
@@ -144,10 +148,7 @@ class Row(Tensor):
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        raise UntracedError(
-            f"it calls `torch.{name}` with a whole row of a captured tensor; index the row by [q]"
-            " or [k] first"
-        )
+        raise UntracedError(f"it calls `torch.{name}` on a whole row; index it by [q] or [k] first")
 
 
 class Traced(Tensor):
@@ -184,9 +185,8 @@ class Traced(Tensor):
                 "it takes a Python number from a tensor, by `.item()`, `int()` or `float()`;"
                 " compute with the tensor itself"
                 if name == "_local_scalar_dense"
-                else f"a spec has no counterpart of `torch.{name}`; if the result depends on one"
-                " position, compute a tensor with an entry for each position before the"
-                " conversion, and index it by [q] or [k]"
+                else f"a spec has no counterpart of `torch.{name}`; if its result depends on one"
+                f" position, {BEFORE}"
             )
         result = _OPERATIONS[name](*args, **(kwargs or {}))
         if called == name or called.startswith("__"):
@@ -382,15 +382,13 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         places, ranges = _places(value) if kind.is_floating_point else 0, _ranges(value)
         below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
         if places is None or below or _reach(value, ranges, places) > most:
-            fault, longer = "overflow in", "torch.int64 instead: convert the operands by `.long()`"
-            if kind.is_floating_point:
-                fault = "be rounded in"
-                longer = "torch.float64 instead: convert the operands by `.double()`"
-            advice = f"compute in {longer}"
+            floating = kind.is_floating_point
+            fault, longer = ("be rounded", "float64") if floating else ("overflow", "int64")
+            advice = f"convert the operands to torch.{longer}"
             advice = "write the condition with smaller numbers" if kind == torch.float64 else advice
             raise UntracedError(
-                f"`{_text(value)}` may {fault} {kind} in a sequence of up to {CHECKED:,} positions;"
-                f" {advice}"
+                f"`{_text(value)}` may {fault} in {kind} in a sequence of up to {CHECKED:,}"
+                f" positions; {advice}"
             )
 
 
@@ -542,18 +540,14 @@ def _joined(op: str, first: Any, second: Any) -> Traced:
         if isinstance(value, Tensor) and value.dtype != torch.bool:
             raise UntracedError(
                 "it applies `&`, `|` or `^` to numbers, and a spec has no bitwise operations; apply"
-                " them to conditions alone, and test a bit by `//` and `%`, such as"
-                " `q // 4 % 2 == 1`"
+                " them to conditions, and test a bit by `//` and `%`, such as `q // 4 % 2 == 1`"
             )
     return Traced(applied(op, (_said(first), _said(second))), torch.bool)  # type: ignore[arg-type]
 
 
 def _not(value: Any) -> Traced:
     if value.dtype != torch.bool:
-        raise UntracedError(
-            "it applies `~` to a number, and a spec has no bitwise operations; apply it to a"
-            " condition"
-        )
+        raise UntracedError("it applies `~` to a number; apply it to a condition")
     return Traced(negated(_said(value)), torch.bool)  # type: ignore[arg-type]
 
 
@@ -595,30 +589,28 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
 
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
     if rounding_mode == "trunc":
-        return _natural("//", _TRUNCATED, first, second)
+        return _natural("//", first, second)
     return _numeric("/" if rounding_mode is None else "//", first, second)
 
 
-_TRUNCATED = (
-    "it rounds towards zero a number that may be negative; for y > 0 write"
-    " `torch.where(x >= 0, x // y, -(-x // y))`, or `x // y` to round down"
-)
+_TRUNCATED = {
+    "//": "for y > 0 write `torch.where(x >= 0, x // y, -(-x // y))`, or `x // y` to round down",
+    "%": "for y > 0 write `torch.where(x >= 0, x % y, -(-x % y))`, or `x % y` for results >= 0",
+    "floor": "write `torch.where(x >= 0, x.floor(), x.ceil())`, or `x.floor()` to round down",
+}
 
 
-def _natural(op: str, fault: str, *values: Any) -> Traced:
+def _natural(op: str, *values: Any) -> Traced:
     """An operation of which torch and specs make different things where a number is negative."""
     numbers = [number for value in values for _, number in _each(_cases(value))]
     if not all(bounds(number, _ranges(number))[0] >= 0 for number in numbers):
-        raise UntracedError(fault)
+        raise UntracedError(
+            f"it rounds a number that may be negative towards zero; {_TRUNCATED[op]}"
+        )
     return _numeric(op, *values)
 
 
-_cut_off = partial(
-    _natural,
-    "floor",
-    "it rounds towards zero a number that may be negative; write"
-    " `torch.where(x >= 0, x.floor(), x.ceil())`, or `x.floor()` to round down",
-)
+_cut_off = partial(_natural, "floor")
 
 
 # --- constants in a tensor -----------------------------------------------------------------------
@@ -634,9 +626,7 @@ def _listed(what: str, tensor: Any) -> list[int | float]:
         )
     if tensor.numel() > MOST_LISTED:
         raise UntracedError(
-            f"{what} must have at most {MOST_LISTED} numbers, and it has {tensor.numel():,};"
-            " compute a tensor with an entry for each position before the conversion, and index it"
-            " by [q] or [k]"
+            f"{what} must have at most {MOST_LISTED} numbers, not {tensor.numel():,}; {BEFORE}"
         )
     numbers: list[int | float] = tensor.flatten().tolist()
     return numbers
@@ -732,12 +722,7 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
-    "fmod": partial(
-        _natural,
-        "%",
-        "it takes `torch.fmod` of a number that may be negative; for y > 0 write"
-        " `torch.where(x >= 0, x % y, -(-x % y))`, or `x % y` for results that are not negative",
-    ),
+    "fmod": partial(_natural, "%"),
     "isin": _isin,
     "bucketize": _bucketed,
     "searchsorted": lambda limits, x, right=False, **rest: _bucketed(x, limits, right),
@@ -775,9 +760,7 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
     if not isinstance(tensor, Traced) and len(parts) < len(shape):
         return Row(tensor, parts)
     if isinstance(tensor, Traced) or len(parts) != len(shape):
-        raise UntracedError(
-            f"it indexes a tensor of shape {shape} by {len(parts)} numbers; give one for each axis"
-        )
+        raise UntracedError(f"it indexes a tensor of shape {shape} by {len(parts)} numbers")
     fixed = next((at for at, part in enumerate(parts) if type(part) is int), None)
     if fixed is not None:
         row = tensor.select(fixed, parts[fixed])
@@ -809,10 +792,7 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
     at, name = ", ".join(map(_shown, parts)), captured.name_of(tensor) or "tensor"
     every = re.sub(r"\b[bh]\b", ":", re.sub(r"\[[qk]\]", "", at))
     every = re.sub(r"\b[qk]\b", "torch.arange(n)", every)
-    advice = (
-        "compute a tensor with an entry for each of the n positions before the conversion,"
-        f" `t = {name}[{every}]`, and index `t` by [q] or [k]"
-    )
+    advice = f"{BEFORE}, such as `t = {name}[{every}]` for n positions"
     if {"q", "k"} <= set(re.findall(r"\w+", at)):
         advice = "write a condition on q and k, such as `torch.isin(q - k, distances)`"
     raise UntracedError(
@@ -832,11 +812,8 @@ def _text(scalar: Scalar) -> str:
     """A scalar as a function of torch has it, the entries of tensors in brackets."""
     text = re.sub(r"\bhead\b", "h", written_scalar(scalar))
     for entry in set(entries(scalar)):
-        text = re.sub(
-            rf"\b{re.escape(written_scalar(entry))}(?!\w)",
-            f"{entry.source}[{entry.side or 'b'}]",
-            text,
-        )
+        name = re.escape(written_scalar(entry))
+        text = re.sub(rf"\b{name}(?!\w)", f"{entry.source}[{entry.side or 'b'}]", text)
     return text
 
 

@@ -242,10 +242,7 @@ def counting_queries(program: Program, layer: int, heads: int) -> Fault | None:
         for leaf in () if graph is None else leaves(graph):
             bound = bound_choice(program, leaf, FAR, layer, head)
             if bound is not None and bound.counts_queries:
-                mend = (
-                    "remove `share_qk = false`, or declare `input x: buckets` and write `lsh(x, …)`"
-                    " without `buckets`"
-                )
+                mend = "remove `share_qk = false`, or write `input x: buckets` and `lsh(x, …)`"
                 return Fault(written_leaf(leaf), bound.counts_queries, mend)
     return None
 
