@@ -116,7 +116,7 @@ def test_packed_documents_are_refused_by_what_was_traced() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("attention s { attend where(q - k < 4 and (k <= q or k > n * 2)) }", "write `causal`"),
+        ("attention s { attend where(q - k < 4 and (k <= q or k > n * 2)) }", "statement `causal`"),
         ("attention s { causal attend full scale 1 / sqrt(n) }", "it reads n"),
     ],
 )
