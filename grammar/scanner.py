@@ -272,7 +272,7 @@ def _unused_character(value: str, span: Span) -> Diagnostic:
         "A107",
         f"expected a word, a number or a sign of this language, found {shown}",
         span,
-        help="replace or delete it",
+        help="delete it, or write the word or sign of this language that you mean",
     )
 
 

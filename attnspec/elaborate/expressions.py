@@ -42,12 +42,13 @@ _ALONE = {
 """What to write instead of a mechanism under an operator."""
 
 
-SIZES = "a size is the same for all queries; for one that differs write `where(abs(q - k) <= …)`"
 IN_GRAPH = (
     "a named graph does not know the names of the attention: add `{1}` to the parameters of `{0}`,"
     " and pass it; if `{1}` is a graph, define it by `graph {1} = …`"
 )
-DEFINED = "define `{1}` before its use: as a parameter, or by `let {1} = …`"
+OUTSIDE = "write `let {0} = …` above each use and outside of blocks, or make `{0}` a parameter"
+NO_NUMBERS = ("inf", "infinity", "nan", "none", "null")
+"""What other languages have for numbers that a spec does not have."""
 
 # --- words ---------------------------------------------------------------------------------------
 
