@@ -300,8 +300,8 @@ def number_problem(value: str, span: Span) -> Diagnostic | None:
         mantissa = re.split("[eE]", value)[0]
         real = float(value)
         if math.isinf(real) or (real == 0 and re.search("[1-9]", mantissa)):
-            allowed = "0 or between 5e-324 and 1.797e308"
-            return Diagnostic("A112", f"a real number is {allowed}, found {_shortened(value)}", span)
+            found = f"0 or between 5e-324 and 1.797e308, found {_shortened(value)}"
+            return Diagnostic("A112", f"a real number is {found}", span)
         return None
     return Diagnostic(
         "A110",

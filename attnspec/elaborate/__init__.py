@@ -177,7 +177,7 @@ def _parameters(
                 node = value_of(parameter, overrides[name], collector)
                 value = bound_value(parameter, node, scope)
             elif node is not None:
-                value = meaning(node, scope)
+                value = meaning(node, scope.child(default=True))
             else:
                 message = f"the parameter `{name}` has no value"
                 advice = f"give it a default, or a value: `--set {name}=…`, in Python `{name}=…`"

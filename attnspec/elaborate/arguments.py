@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import NoReturn, TypeVar
 
-from attnspec.elaborate.names import ARTICLES, TOKEN_SETS, Value, kind_of, type_of
+from attnspec.elaborate.names import TOKEN_SETS, Value, kind_of, type_of
 from attnspec.elaborate.scope import Failed, Scope, meaning
-from attnspec.elaborate.terms import as_tokens, folded, graph, integer, known_now, scalar
+from attnspec.elaborate.terms import as_tokens, described, folded, graph, integer, known_now, scalar
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
 from attnspec.graphs.relation import Relation
@@ -79,12 +79,11 @@ def _unnamed(
 
 
 def _too_many(node: nodes.Call, argument: nodes.Argument, scope: Scope, most: int) -> NoReturn:
-    allowed = "at most one argument" if most == 1 else f"at most {most} arguments"
+    allowed = f"at most {most} argument{'s' * (most > 1)}, got {len(node.arguments)}"
     message = f"`{node.name}` takes {allowed if most else 'no arguments'}"
     advice: str | None = "join token sets by `|`: `first(1) | last(1)`"
     if not most:
-        also = f"`{node.name} & …` keeps the pairs that are also in another graph"
-        advice = f"write `{node.name}`; {also}"
+        advice = f"write `{node.name}`, or for fewer pairs `{node.name} & block(size = 8)`"
     if most > 1 or node.name not in scope.work.callable:
         advice = None
     scope.fail("A302", message, argument.span, help=advice)
@@ -99,21 +98,19 @@ def _misplaced(
     known: Mapping[str, Span],
 ) -> NoReturn:
     """Fail because an argument is unknown, or one of those that are known already."""
-    ways = _readings(node, argument, scope) if not known else None
     span = argument.name_span or argument.span
     if name in known:
         scope.fail("A304", f"`{name}` is given twice", span)
     takes = ", ".join(f"`{name}`" for name in parameters) or "no arguments"
-    advice = did_you_mean(name, parameters) or ways
+    ways = getattr(scope.work.patterns.get(node.name), "signatures", ())
+    if {name for way in ways for name in way} == {*parameters}:
+        takes = ", or ".join(" and ".join(f"`{name}`" for name in way) for way in ways)
+    advice = did_you_mean(name, parameters) or (None if known else _readings(node, argument, scope))
     if "tokens" in parameters and name in TOKEN_SETS:
         advice = f"write `{node.name}({name}(…))`"
-    scope.fail(
-        "A302",
-        f"`{node.name}` has no argument `{name}`",
-        span,
-        notes=(f"it takes {takes}",),
-        help="`==` compares" if node.name == "where" else advice,
-    )
+    advice = "`==` compares" if node.name == "where" else advice
+    message, notes = f"`{node.name}` has no argument `{name}`", (f"it takes {takes}",)
+    scope.fail("A302", message, span, notes=notes, help=advice)
 
 
 def _is_ambiguous(node: nodes.Call, scope: Scope) -> bool:
@@ -152,14 +149,13 @@ def complete(
                 scope.fail("A302", message, spans[name], related=input, help=f"remove `{name}`")
     parameters = parameters_of(declaration)
     _require_signature(node, scope, getattr(declaration, "signatures", None), values)
-    for entry in fields(declaration):
-        if entry.name not in parameters or entry.name in values:
-            continue
-        if entry.default is MISSING:
-            doc = f"`{entry.name}`: {parameters[entry.name].doc}"
-            scope.fail("A303", f"`{node.name}` needs `{entry.name}`", node.span, notes=(doc,))
-        if entry.default is not None:
-            values[entry.name] = entry.default
+    absent = [e for e in fields(declaration) if e.name in parameters and e.name not in values]
+    missing = [entry.name for entry in absent if entry.default is MISSING]
+    if missing:
+        needed = " and ".join(f"`{name}`" for name in missing)
+        docs = tuple(f"`{name}`: {parameters[name].doc}" for name in missing)
+        scope.fail("A303", f"`{node.name}` needs {needed}", node.span, notes=docs)
+    values.update((entry.name, entry.default) for entry in absent if entry.default is not None)  # type: ignore[misc]
     # a graph of positions is asked where it is bound
     wrong = (
         _wrong(scope, declaration, values) if getattr(declaration, "data_dependent", True) else None
@@ -302,10 +298,10 @@ def _choice(
         return word
     if isinstance(value, InputRef) and parameter.input:
         return _input(replace(parameter, kind=parameter.input), name, node, scope)  # type: ignore[return-value]
-    text = word or "an expression"
+    other = "a number" if isinstance(node, nodes.Integer | nodes.Real) else "an expression"
     either = f", or an input of kind `{parameter.input}`" if parameter.input else ""
     advice = did_you_mean(word, parameter.choices) if word else None
-    message = f"`{name}` is one of {', '.join(parameter.choices)}{either}, got {text}"
+    message = f"`{name}` must be one of {', '.join(parameter.choices)}{either}, got {word or other}"
     scope.fail("A309", message, node.span, help=advice)
 
 
@@ -314,7 +310,7 @@ def _predicate(node: nodes.Expression, scope: Scope) -> Scalar:
     value = meaning(node, inner)
     kind = kind_of(value)
     if kind != "scalar" or type_of(value) != "boolean":  # type: ignore[arg-type]
-        message = f"`where` needs a comparison, got {ARTICLES[kind]}"
+        message = f"`where` needs a comparison, got {described(value)}"
         code, advice = "A314", "for example `where((q - k) % 2 == 0)`"
         if kind == "graph":
             code, advice = "A310", "write the graph without `where`"

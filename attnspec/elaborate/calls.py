@@ -9,13 +9,12 @@ from attnspec.elaborate import terms
 from attnspec.elaborate.arguments import complete, matched, parameters_of, values_of
 from attnspec.elaborate.foreign_words import meant, undefined
 from attnspec.elaborate.names import (
-    ARTICLES,
     GRAPH_FUNCTIONS,
     POSITIONS,
+    RESERVED,
     TOKEN_SETS,
     Numbers,
     Value,
-    kind_of,
     type_of,
 )
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
@@ -30,10 +29,17 @@ from attnspec.ir.scalars import FUNCTIONS, SCORE_FUNCTIONS, Apply, Scalar, Symbo
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
-SIZES = "a size is the same for all queries; for one that differs write `where(abs(q - k) <= …)`"
+SIZES = "a size is the same for all queries; to vary it write, say, `where(abs(q - k) <= q // 2)`"
+IN_CONDITIONS = "can stand only in `where(…)` or `score`"
 IN_SCORE = "`{0}` has a meaning only in a `score` statement"
-OTHER_BOXES = "for other boxes use `where`, as in `where(0 <= q.row - k.row < 4)`"
-OTHER_PAIRS = f"{OTHER_BOXES} or `where((q.row - k.row) % 2 == 0)`"
+OTHER_BOXES = "for other boxes use `where`: `where(0 <= q.row - k.row < 4)` keeps 4 rows"
+OTHER_PAIRS = f"{OTHER_BOXES}, and `where((q.row - k.row) % 2 == 0)` every second one"
+IN_GRAPH = (
+    "a named graph does not know the names of the attention: add `{1}` to the parameters of `{0}`,"
+    " and pass it; if `{1}` is a graph, define it by `graph {1} = …`"
+)
+GRAPH = "if a graph is meant, define it outside the attention: `graph {0}(x) = …`"
+INPUT = "if an input is meant, declare it: `input {0}: numbers`"
 _ANY = Parameter("any", "", positional=True)
 
 
@@ -63,11 +69,15 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
         return _pattern(node, scope)
     if name in work.mechanisms:
         return _mechanism(node, scope, bare)
-    if name in scope.names:
+    if name in scope.names or name in RESERVED:
         scope.fail("A210", f"`{name}` is a value and takes no arguments", node.name_span)
     advice = meant(name, scope) or did_you_mean(name, _words(scope))
     if name in SCORE_FUNCTIONS:
         advice = IN_SCORE.format(name)
+    elif advice is None and scope.expanding:
+        advice = IN_GRAPH.format(scope.expanding[-1].name, name)
+    elif advice is None:
+        advice = (INPUT if scope.predicate else GRAPH).format(name)
     scope.fail("A201", undefined(name, scope), node.name_span, help=advice)
 
 
@@ -113,10 +123,8 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
         first, last = (terms.integer(part, scope, "a position") for part in parts)
         for end in (first, last):
             if isinstance(end, int) and end < 0:
-                message, advice = (
-                    f"a position must be at least 0, got {end}",
-                    "for the last c positions write `last(c)`",
-                )
+                message = f"a position must be at least 0, got {end}"
+                advice = "for the last c positions write `last(c)`"
                 scope.fail("A306", message, value.span, help=advice)
         if isinstance(first, int) and isinstance(last, int) and first > last:
             terms.empty_range(first, last, value.span, scope)
@@ -130,7 +138,7 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
 
 def _transposed(node: nodes.Call, scope: Scope) -> Term:
     if len(node.arguments) != 1 or node.arguments[0].name:
-        scope.fail("A303", "`transpose` takes 1 graph without a name", node.span)
+        scope.fail("A303", "`transpose` must be written as `transpose(GRAPH)`", node.span)
     term = terms.graph(node.arguments[0].value, scope)
     terms.known_now(term, node.span, scope, "under `transpose`")
     return terms.compound("transpose", (term,), node.span, scope)
@@ -140,7 +148,7 @@ def _shifted(node: nodes.Call, scope: Scope) -> Term:
     graphs = [a for a in node.arguments if a.name is None]
     by = [a for a in node.arguments if a.name == "by"]
     if len(graphs) != 1 or len(by) != 1 or len(node.arguments) != 2:
-        scope.fail("A303", "`shift` takes a graph and `by = x`", node.span)
+        scope.fail("A303", "`shift` must be written as `shift(GRAPH, by = …)`", node.span)
     term = terms.graph(graphs[0].value, scope)
     terms.known_now(term, node.span, scope, "under `shift`")
     amount = terms.integer(by[0].value, scope, "`by`")
@@ -184,10 +192,11 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
         if argument.name is not None:
             if argument.name.lower() not in ("t", "h", "w"):
                 message = f"`{node.name}` has no argument `{argument.name}`"
-                taken = f"it takes {parameter.doc}, without names"
+                taken = f"it takes numbers without names: each is the {parameter.doc}"
                 scope.fail("A302", message, argument.span, notes=(taken,), help=OTHER_PAIRS)
             message = f"`{node.name}` takes extents without names, got `{argument.name}`"
-            scope.fail("A301", message, argument.span, help="write the extents without names")
+            advice = "write the numbers alone, in the order of `grid(…)`"
+            scope.fail("A301", message, argument.span, help=advice)
         value = terms.integer(argument.value, scope, "an extent")
         wrong = check_value(replace(parameter, kind="integer"), "extent", value)
         if isinstance(value, int) and wrong:
@@ -244,7 +253,7 @@ def _named_graph(node: nodes.Call, scope: Scope) -> Term:
     inner = Scope(scope.work, home, dict(settings), expanding=(*scope.expanding, definition))
     for parameter in definition.parameters:
         if parameter.name not in settings and parameter.default is not None:
-            inner.names[parameter.name] = meaning(parameter.default, inner)
+            inner.names[parameter.name] = meaning(parameter.default, inner.child(default=True))
     missing = [name for name in parameters if name not in inner.names]
     if missing:
         needed = ", ".join(f"`{name}`" for name in missing)
@@ -261,7 +270,7 @@ def listed(node: nodes.List, scope: Scope) -> Numbers:
 
     def one(part: nodes.Expression) -> Scalar:
         value = terms.scalar(part, scope, "an element of a list")
-        terms.typed(value, "number", "[…]", part.span, scope)
+        terms.typed(value, "number", "[a, b, …]", part.span, scope)
         return value
 
     return Numbers(tuple(each(node.items, one)))
@@ -275,10 +284,9 @@ def indexed(node: nodes.Index, scope: Scope) -> Scalar:
         _read_by_position(node, scope)
     base = meaning(node.base, scope)
     if not isinstance(base, Numbers):
-        message = f"only a list can be indexed by `[…]`, got {ARTICLES[kind_of(base)]}"
-        advice = "a list is written `[8, 16, 32]`"
-        if isinstance(base, InputRef):
-            advice = readings(base, scope)
+        message = f"only a list can be indexed by `[…]`, got {terms.described(base)}"
+        read = terms.read_by(base, scope) if isinstance(base, InputRef) else None
+        advice = read or "a list is written `[8, 16, 32]`"
         scope.fail("A310", message, node.base.span, help=advice)
     place = terms.integer(node.index, scope, "the index of a list")
     count = len(base.items)
@@ -293,40 +301,14 @@ def indexed(node: nodes.Index, scope: Scope) -> Scalar:
 def _read_by_position(node: nodes.Index, scope: Scope) -> None:
     """Refuse `doc[q]`, which other languages mean for what an input has at a position."""
     name = node.base.name if isinstance(node.base, nodes.Name) else ""
-    if not name or name in ("n", *POSITIONS) or isinstance(scope.names.get(name), Numbers):
+    value = scope.names.get(name, InputRef(name, "ids"))
+    if not name or name in ("n", *POSITIONS) or not isinstance(value, InputRef):
         return
-    value = scope.names.get(name)
-    if isinstance(value, InputRef):
-        advice = readings(value, scope)
-    elif name in scope.names:
-        return
-    else:
-        advice = (
-            f"declare `input {name}: ids`, and write `same({name})` for equal labels, or"
-            f" `{name}(q)` or `{name}(k)` in `where(…)`"
-        )
+    advice = terms.read_by(value, scope)
+    if name not in scope.names:
+        advice = f"declare `input {name}: ids`, and {advice}"
     message = f"square brackets read a list, not an input, got `{name}[…]`"
     scope.fail("A310", message, node.span, help=advice)
-
-
-def readings(given: InputRef, scope: Scope) -> str:
-    """How a predicate or a score reads an input, or that none does."""
-    name = given.name
-    if scope.score and given.kind in READ:
-        return f"write `{name}(q)` or `{name}(k)`"
-    if scope.score and given.kind != "length":
-        return f"`score` cannot read an input of kind `{given.kind}`"
-    if given.kind == "ids":
-        return f"write `same({name})` for equal labels, or `{name}(q)` or `{name}(k)` in `where(…)`"
-    if given.kind in READ:
-        return f"write `{name}(q)` or `{name}(k)` in `where(…)`"
-    return {
-        "tokens": f"in place of `where` write `columns({name})` for marked keys,"
-        f" `rows({name})` for marked queries",
-        "pairs": f"write `{name}(q, k)` in `score`",
-        "length": f"`{name}` is one number for all positions: write `k < {name}`, or"
-        f" `prefix({name})`",
-    }.get(given.kind, f"`where` cannot read an input of kind `{given.kind}`")
 
 
 def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
@@ -342,10 +324,9 @@ def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
         where = " in `where`" if scope.predicate and not scope.score else ""
         kinds = " or ".join(f"`{kind}`" for kind in READ)
         message = f"`{name}(…)`{where} needs an input of kind {kinds}, got `{given.kind}`"
-        scope.fail("A313", message, node.span, help=readings(given, scope))
+        scope.fail("A313", message, node.span, help=terms.read_by(given, scope))
     if not scope.predicate:
-        message = f"`{name}(…)` can stand only in `where(…)` or `score`"
-        scope.fail("A205", message, node.span, help=SIZES)
+        scope.fail("A205", f"`{name}(…)` {IN_CONDITIONS}", node.span, help=SIZES)
     if len(node.arguments) != 1 or len(sides) != 1 or sides[0] not in POSITIONS:
         message = f"an input is read only at the query, `{name}(q)`, or at the key, `{name}(k)`"
         scope.fail("A303", message, node.span, help="pass other values as a second input")
@@ -358,9 +339,8 @@ def require_free(node: nodes.Name | nodes.Call, scope: Scope) -> None:
     if node.name in scope.names:
         message = f"`{node.name}` has a meaning of its own in `score`"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
-        scope.fail(
-            "A204", message, span, help="give the parameter, local name or input another name"
-        )
+        advice = "give the parameter, local name or input another name"
+        scope.fail("A204", message, span, help=advice)
 
 
 def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:

@@ -249,10 +249,10 @@ def _slopes(
         message = f"`{name}` must have a number for each of the {heads} heads, got {count}"
         scope.fail("A306", message, node.span)
     slopes = []
-    for item in items:
+    for index, item in enumerate(items):
         if isinstance(item, Symbol | Apply):
             not_fixed(f"each of `{name}`", item, node.span, scope)
-        check_constant(parameter, name, item, node.span, scope)
+        check_constant(parameter, f"{name}[{index}]", item, node.span, scope)
         slopes.append(float(item))
     return tuple(slopes)
 
@@ -273,5 +273,5 @@ def normalizer_of(node: nodes.Expression, scope: Scope) -> str:
     if isinstance(node, nodes.Name) and node.name in NORMALIZERS:
         return node.name
     text = node.name if isinstance(node, nodes.Name | nodes.Call) else "an expression"
-    message = f"`normalize` is one of {', '.join(NORMALIZERS)}, got {text}"
+    message = f"`normalize` must be one of {', '.join(NORMALIZERS)}, got {text}"
     scope.fail("A309", message, node.span, help=did_you_mean(text, NORMALIZERS))

@@ -19,7 +19,7 @@ _STATEMENTS = {
 """Statements about one sequence, and why they have no meaning between two."""
 
 _CLAIMS = frozenset("causal reach depth diameter path_length spectral_gap".split())
-"""Claims about several layers: what a key has read is a matter of its own sequence."""
+"""Claims about one sequence: what a key has read is a matter of its own."""
 
 _DISTANT = ("alibi", "bias")
 """Changes to scores by the distance of query and key."""
@@ -35,21 +35,16 @@ def require_one_sequence(statement: nodes.Setting, scope: Scope) -> None:
     """Refuse a statement about the whole attention that is about one sequence."""
     why = _STATEMENTS.get(statement.keyword)
     if why is not None:
-        _refuse(
-            f"`{statement.keyword}` and `cross` exclude each other: {why}", statement.span, scope
-        )
+        message = f"`{statement.keyword}` and `cross` exclude each other: {why}"
+        _refuse(message, statement.span, scope)
 
 
 def require_claim(kind: str, span: Span, scope: Scope) -> None:
     """Refuse a claim about what is read through several layers."""
     if scope.work.cross is not None and kind in _CLAIMS:
-        _refuse(
-            f"`{kind}` cannot be claimed with `cross`: it follows one sequence through several"
-            " layers",
-            span,
-            scope,
-            "remove the claim here, and write it in the self-attention spec of each sequence",
-        )
+        message = f"`{kind}` cannot be claimed with `cross`: it is about positions of one sequence"
+        advice = "remove the claim here, and write it in the self-attention spec of each sequence"
+        _refuse(message, span, scope, advice)
 
 
 def require_score(name: str, span: Span, scope: Scope) -> None:
@@ -78,7 +73,7 @@ def require_across(value: Value, span: Span, scope: Scope) -> None:
         return
     match value:
         case Hybrid():
-            message = "`GRAPH + MECHANISM` cannot be used with `cross`"
+            message = "`GRAPH + MECHANISM` is defined for one sequence, not with `cross`"
             _refuse(message, span, scope, "give some heads the graph and others the mechanism")
         case Mechanism():
             why = scope.work.mechanisms[value.name].one_sequence
@@ -102,7 +97,9 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
             how = "`prefix({})`" if getattr(value, "kind", "") == "length" else "`{}(k)`"
             if _marks(value):
                 how = "`columns({})` for the marked keys"
-            advice = f"write {how.format(read[0])}, and not inside `transpose`, which swaps q and k"
+            advice = f"write {how.format(read[0])}"
+            if not _marks(value) or patterns[leaf.pattern].sides == "k":
+                advice += ", and not inside `transpose`, which swaps q and k"
             _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)
 
 

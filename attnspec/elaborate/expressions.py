@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from attnspec.elaborate import terms
-from attnspec.elaborate.calls import IN_SCORE, SIZES, call, readings, require_free
+from attnspec.elaborate.calls import IN_CONDITIONS, IN_GRAPH, IN_SCORE, SIZES, call, require_free
 from attnspec.elaborate.foreign_words import meant, undefined
 from attnspec.elaborate.names import (
-    ARTICLES,
     GRAPH_FUNCTIONS,
     POSITIONS,
     SCALARS,
@@ -33,19 +32,16 @@ from attnspec.text.source import Span
 T = TypeVar("T")
 
 _SETS = ("|", "&", "-", "~")
+_CLAIMED = "`{0}` compares graphs only in the statement `require`"
 _ALONE = {
     "|": "write `GRAPH + MECHANISM`: the graph's pairs get exact weights, others the mechanism's",
     "&": "to hide later keys write the statement `causal`; to hide padding pass `key_padding_mask`",
     "+": "two mechanisms need heads of their own",
-    "-": "a mechanism has no pairs that could be taken away",
+    "-": "remove the mechanism: it has no pairs that could be taken away",
 }
 """What to write instead of a mechanism under an operator."""
 
 
-IN_GRAPH = (
-    "a named graph does not know the names of the attention: add `{1}` to the parameters of `{0}`,"
-    " and pass it; if `{1}` is a graph, define it by `graph {1} = …`"
-)
 OUTSIDE = "write `let {0} = …` above each use and outside of blocks, or make `{0}` a parameter"
 NO_NUMBERS = ("inf", "infinity", "nan", "none", "null")
 """What other languages have for numbers that a spec does not have."""
@@ -87,9 +83,8 @@ def word(node: nodes.Name, scope: Scope) -> Value:
     if name in module.graphs or name in work.callable or name in work.mechanisms:
         return call(nodes.Call(name, (), span=node.span, name_span=node.span), scope, bare=True)
     if name in POSITIONS:
-        whose = "query" if name == "q" else "key"
-        message = f"`{name}`, the position of a {whose}, can stand only in `where(…)` or `score`"
-        scope.fail("A205", message, node.span, help=SIZES)
+        what = f"`{name}`, the position of a {'query' if name == 'q' else 'key'},"
+        scope.fail("A205", f"{what} {IN_CONDITIONS}", node.span, help=SIZES)
     if name in FUNCTIONS or name in TOKEN_SETS or name in GRAPH_FUNCTIONS:
         scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
     words = [*scope.names, *SCALARS, "true", "false"]
@@ -118,6 +113,8 @@ def _defined(name: str, scope: Scope) -> str:
     """How a name gets a meaning that is near nothing else."""
     if name.lower() in NO_NUMBERS:
         return f"there is no `{name}`: write a number, or `n` for the length of the sequence"
+    if scope.default:
+        return f"define `{name}` as a parameter before this one, or write its value here"
     if scope.expanding:
         return IN_GRAPH.format(scope.expanding[-1].name, name)
     if re.search(rf"\blet {re.escape(name)}\b", scope.module.source.text):
@@ -146,9 +143,11 @@ def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
 def coordinate(node: nodes.Attribute, scope: Scope) -> Symbol:
     """What `q.row` stands for."""
     shown, grid = f"{node.base.name}.{node.attribute}", scope.work.grid
-    if not scope.predicate or node.base.name not in POSITIONS:
-        message = f"only `q` and `k` in `where(…)` or `score` have coordinates, got `{shown}`"
-        scope.fail("A205", message, node.span, help=None if scope.predicate else SIZES)
+    if node.base.name not in POSITIONS:
+        message = f"only `q` and `k` have coordinates such as `q.row`, got `{shown}`"
+        scope.fail("A205", message, node.span)
+    if not scope.predicate:
+        scope.fail("A205", f"`{shown}` {IN_CONDITIONS}", node.span, help=SIZES)
     if grid is None:
         if "sequence" in scope.work.broken:
             raise Failed
@@ -216,6 +215,8 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
     """What operands joined by operators of one level stand for."""
     if node.operators[0] == "in":
         return _membership(node, scope)
+    if node.operators[0] == "subset":
+        scope.fail("A312", _CLAIMED.format("subset"), node.operator_spans[0])
     operands = each(node.operands, lambda operand: meaning(operand, scope))
     kinds = {kind_of(operand) for operand in operands}
     if kinds == {"scalar"}:
@@ -226,14 +227,18 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
         _require_read(node, operands, scope)
     for operator, span in zip(node.operators, node.operator_spans, strict=False):
         if operator not in _SETS:
-            ends = " and ".join(ARTICLES[kind_of(operands[at])] for at in (0, -1))
+            verb = "compares" if operator in NEGATED else "joins"
             joined = "comparisons" if operator in ("and", "or") else "numbers"
-            message = f"`{operator}` joins {joined}, got {ends}"
-            advice = "`#` starts a comment" if operator == "//" else None
-            if operator in ("+", "*", "and", "or") and kinds <= {"graph", "tokens", "input"}:
-                advice = "join two graphs, or two token sets, by `|`, `&` or `-`"
-            elif scope.predicate and "graph" in kinds:
+            if operator == "+":
+                joined = "two numbers, or a graph and a mechanism"
+            message = f"`{operator}` {verb} {joined}, got {_listed(operands)}"
+            if operator == "==" and kinds == {"graph"}:
+                message = _CLAIMED.format(operator)
+            advice = "a comment starts with `#`" if operator == "//" else None
+            if scope.predicate and "graph" in kinds:
                 advice = "write a condition on `q` and `k` in place of the graph"
+            elif operator in ("+", "*", "and", "or") and kinds <= {"graph", "tokens", "input"}:
+                advice = "join two graphs, or two token sets, by `|`, `&` or `-`"
             scope.fail("A312", message, span, help=advice)
     placed = list(zip(operands, (part.span for part in node.operands), strict=True))
     if "graph" not in kinds:
@@ -253,7 +258,13 @@ def _require_read(node: nodes.Chain, operands: Sequence[Value], scope: Scope) ->
         if isinstance(operand, InputRef):
             reader = "score" if scope.score else "where"
             message = f"`{reader}` cannot use the input `{operand.name}` without a position"
-            scope.fail("A310", message, part.span, help=readings(operand, scope))
+            scope.fail("A310", message, part.span, help=terms.read_by(operand, scope))
+
+
+def _listed(values: Sequence[Value]) -> str:
+    """What several operands are, in words."""
+    *most, last = map(terms.described, values)
+    return f"{', '.join(most)} and {last}"
 
 
 def _joined(node: nodes.Chain, some: Sequence[T], join: Callable[[str, tuple[T, ...]], T]) -> T:
@@ -280,13 +291,12 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
             name = next(x.name for x in parts if isinstance(x, Mechanism))
             message = f"`{name}` is a mechanism, which is joined by `+` alone, not by `{operator}`"
             if operator == "+":
-                *most, last = (ARTICLES[kind] for kind in kinds)
-                message = f"`+` adds one mechanism to one graph, got {', '.join(most)} and {last}"
+                message = f"`+` adds one mechanism to one graph, got {_listed(operands)}"
             advice = _ALONE.get(operator)
             if kinds.count("mechanism") + kinds.count("hybrid") == 1 and "graph" in kinds:
                 if "hybrid" in kinds or len(kinds) > 2:
                     shown = "|" if operator == "+" else operator
-                    advice = f"join graphs A and B, then add mechanism M: `(A {shown} B) + M`"
+                    advice = f"first join all graphs, then add the mechanism: `(A {shown} B) + M`"
             elif "tokens" in kinds:
                 advice = "make a graph of the token set: `columns(T)`"
             scope.fail("A701", message, span, help=advice)
@@ -307,11 +317,11 @@ def _scalar_chain(node: nodes.Chain, values: Sequence[Scalar], scope: Scope) -> 
     first, wanted = operators[0], "boolean" if operators[0] in ("and", "or") else "number"
     if wanted == "number":
         for operator, place in zip(operators, node.operator_spans, strict=False):
-            if operator in ("|", "&", "subset"):
-                message = f"`{operator}` joins graphs, and a condition has numbers and comparisons"
-                word = {"|": "or", "&": "and"}.get(operator)
-                advice = word and f"comparisons are joined by `{word}`: `q > 0 {word} k > 0`"
-                scope.fail("A312", message, place, help=advice)
+            if operator in ("|", "&"):
+                message = f"`{operator}` joins two graphs or two token sets, got {_listed(values)}"
+                word = "or" if operator == "|" else "and"
+                advice = f"comparisons are joined by `{word}`: `q > 0 {word} k > 0`"
+                scope.fail("A312", message, place, help=advice if scope.predicate else None)
         if first in ("==", "!=") and type_of(values[0]) == "boolean":
             wanted = "boolean"
     for value, part in zip(values, node.operands, strict=True):

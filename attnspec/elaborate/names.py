@@ -32,15 +32,15 @@ TOKEN_SETS: dict[str, dict[str, Parameter]] = {
     "first": {"count": _counts("how many positions at the start")},
     "last": {"count": _counts("how many positions at the end")},
     "every": {
-        "step": _counts("from one position to the next", 1),
-        "offset": _counts("the first position, 0 if not given"),
+        "step": _counts("distance from one position, layer or head to the next", 1),
+        "offset": _counts("the first one, 0 if not given"),
     },
     "positions": {},
 }
 GRAPH_FUNCTIONS = ("transpose", "shift")
 SCORES: dict[str, dict[str, Parameter]] = {
     "softcap": {"cap": Parameter("real", "the limit that no score exceeds", above=0)},
-    "alibi": {"slopes": Parameter("real", "one for each head; those of the paper if left out")},
+    "alibi": {"slopes": Parameter("real", "slope of a head, by default that of the ALiBi paper")},
     "bias": {
         "buckets": Parameter("integer", "numbers of a head's table", least=4, most=4096),
         "max_distance": Parameter("integer", "from where distances are alike", 2, 2**31 - 1),
@@ -59,19 +59,19 @@ SELECTORS = ("even", "odd", "all")
 NORMALIZERS = ("softmax", "relu", "sigmoid", "softmax1")
 INPUTS: dict[str, tuple[str, dict[str, Parameter]]] = {
     "tokens": (
-        "which positions are marked, bool [B, n]: `global(x)`, `rows(x)`, `columns(x)`",
+        "marked tokens, bool [B, n]: `columns(x)` for keys, `rows(x)` for queries, or `global(x)`",
         {"at_most": Parameter("integer", "how many tokens of a sample it marks at most", least=0)},
     ),
     "ids": (
-        "a label of each position, integers [B, n]: `same(x)`, or `x(q)` and `x(k)` in `where`",
+        "labels, integers [B, n]: `same(x)` for equal labels, or `x(q)` or `x(k)` in `where(…)`",
         {},
     ),
     "length": (
-        "how many positions there are before a place, integers [B]: `prefix(x)`, or `x` in `where`",
+        "number of positions before a place, integers [B]: `prefix(x)`, or `k < x` in `where(…)`",
         {},
     ),
     "numbers": (
-        "a number of each position, integers or reals [B, n]: `x(q)` and `x(k)` in `where`",
+        "a number of each position, integers or reals [B, n]: `x(q)` or `x(k)` in `where(…)`",
         {},
     ),
     "choices": (

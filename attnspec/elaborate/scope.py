@@ -185,7 +185,8 @@ class Scope:
     `module` is the file in which graphs are looked up, `used` collects the names that were looked
     up, for the lints. `predicate`: inside `where` or `score`; `score`: inside that; `numbers`:
     nothing but numbers and truth values is meant here; `wanted`: the kind of input that may stand
-    here by its name; `expanding`: the named graphs whose definitions this stands in.
+    here by its name; `default`: in the default of a parameter; `expanding`: the named graphs whose
+    definitions this stands in.
     """
 
     work: Work
@@ -196,6 +197,7 @@ class Scope:
     score: bool = False
     numbers: bool = False
     wanted: str = ""
+    default: bool = False
     expanding: tuple[nodes.Graph, ...] = ()
 
     def child(self, **changes: Any) -> Scope:

@@ -200,7 +200,7 @@ def _attend(
     if mechanism is not None:
         _check_beside(mechanism, work, graph is None, changes, normal)
         if factor is not None and scale is not None:
-            _check_scale(mechanism, work, graph is None, factor, scale.span)
+            _check_scale(mechanism, work, graph is None, factor, scale.span, where if place else "")
     return Attend(
         graph=graph,
         mechanism=mechanism,
@@ -269,21 +269,21 @@ def _check_beside(
     normal: Ruling[str] | None,
 ) -> None:
     """What changes the scores of a graph has no meaning for a mechanism."""
-    without = f"changes the scores of pairs, and `{mechanism.name}` computes none"
+    without = f"uses the scores of pairs, and `{mechanism.name}` computes no scores"
     if alone and scores:
         _misplaced(mechanism, work, f"`score` {without}", scores[0].span)
     elif alone and normal is not None:
         _misplaced(mechanism, work, f"`normalize` {without}", normal.span)
     elif normal is not None and normal.value != "softmax":
         message = (
-            f"the graph that is added to `{mechanism.name}` is weighed by a softmax, so"
-            f" `normalize {normal.value}` cannot be used"
+            f"a graph with `{mechanism.name}` added has the weights of a softmax, not of"
+            f" `normalize {normal.value}`"
         )
         _misplaced(mechanism, work, message, normal.span)
 
 
 def _check_scale(
-    mechanism: Mechanism, work: Work, alone: bool, factor: Scalar, span: Span | None
+    mechanism: Mechanism, work: Work, alone: bool, factor: Scalar, span: Span | None, where: str
 ) -> None:
     declaration = work.mechanisms[mechanism.name]
     takes = declaration.takes_scale(dict(mechanism.arguments))
@@ -291,8 +291,6 @@ def _check_scale(
         message = f"the formula of `{mechanism.name}` takes no `scale`"
         _misplaced(mechanism, work, message, span)
     elif takes and isinstance(factor, int | float) and factor <= 0:
-        message = (
-            f"`{mechanism.name}` takes the square root of `scale`, which must be above 0, got"
-            f" {factor:g}"
-        )
+        message = f"the formula of `{mechanism.name}` needs a `scale` above 0, got {factor:g}"
+        message += f" in {where}" if where else ""
         _misplaced(mechanism, work, message, span, "write a `scale` above 0")

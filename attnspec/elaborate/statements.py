@@ -140,17 +140,13 @@ class Statements:
     def _input(self, statement: nodes.Input, scope: Scope) -> None:
         kind = statement.kind
         if kind not in INPUT_KINDS:
-            scope.fail(
-                "A212",
-                f"the kind of an input is one of {', '.join(INPUT_KINDS)}, got `{kind}`",
-                statement.kind_span,
-                notes=(
-                    "`tokens` marks positions, `ids` labels them, `numbers` measures them, `length`"
-                    " counts them",
-                    "`choices`, `scores` and `buckets` decide what is read, `pairs` change scores",
-                ),
-                help=did_you_mean(kind, INPUT_KINDS),
+            notes = (
+                "`tokens` mark, `ids` label, `numbers` measure and `length` counts positions",
+                "`choices`, `scores`, `buckets` choose keys; `pairs` are numbers for `score`",
             )
+            message = f"the kind of an input must be one of {', '.join(INPUT_KINDS)}, got `{kind}`"
+            advice = did_you_mean(kind, INPUT_KINDS)
+            scope.fail("A212", message, statement.kind_span, notes=notes, help=advice)
         takes = INPUTS[kind][1]
         sizes: dict[str, int] = {}
         for argument in statement.arguments:
@@ -267,7 +263,7 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
         value = known(node, scope, f"a {kind}")
         if not 0 <= value < count:
             message = f"a {kind} must be between 0 and {count - 1}, got {value}"
-            note = f"the spec says `{kind}s {count}`; {kind}s count from 0"
+            note = f"the spec says `{kind}s {count}`, and {kind}s are numbered from 0"
             last = f"counted from the end, {value} is `{kind} {count + value}`"
             advice = last if -count <= value < 0 else None
             scope.fail("A402", message, node.span, notes=(note,), help=advice)

@@ -38,7 +38,7 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
         return
     advice = None
     if isinstance(value, InputRef) and value.kind != "tokens":
-        advice = _read_by(value)
+        advice = read_by(value, scope)
     elif kind == "graph" and got in ("tokens", "input"):
         advice = "make a graph of the token set: `global(T)`, `columns(T)` or `rows(T)`"
     elif kind == "graph" and got == "mechanism":
@@ -48,13 +48,28 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
     elif kind == "tokens" and got in ("scalar", "list"):
         advice = "`first(c)`, `last(c)`, `every(step)` and `positions(0, 5)` are token sets"
     subject = f"{what} must be {ARTICLES[kind]}" if what else f"{ARTICLES[kind]} is needed here"
-    scope.fail("A310", f"{subject}, got {ARTICLES[got]}", span, help=advice)
+    scope.fail("A310", f"{subject}, got {described(value)}", span, help=advice)
 
 
-def _read_by(given: InputRef) -> str:
-    """What reads an input of this kind, with its name written in."""
+def described(value: Value) -> str:
+    """What something is, in words: of inputs those that are token sets, of numbers comparisons."""
+    if isinstance(value, InputRef):
+        return "a token set" if value.kind == "tokens" else f"an input of kind `{value.kind}`"
+    kind = kind_of(value)
+    is_boolean = kind == "scalar" and type_of(value) == "boolean"  # type: ignore[arg-type]
+    return "a comparison" if is_boolean else ARTICLES[kind]
+
+
+def read_by(given: InputRef, scope: Scope) -> str:
+    """What reads an input here, with its name written in."""
     _, _, readers = INPUTS[given.kind][0].rpartition(": ")
-    return f"an input of kind `{given.kind}` is read as " + re.sub(r"\bx\b", given.name, readers)
+    fits = " in `" in readers
+    if scope.score and not fits:
+        return f"`score` cannot read an input of kind `{given.kind}`"
+    if scope.score:
+        readers = readers.rpartition(", or ")[2].partition(" in `")[0]
+    start = "write " if fits or not scope.predicate else "in place of `where` write "
+    return start + re.sub(r"\bx\b", given.name, readers)
 
 
 def scalar(node: nodes.Expression, scope: Scope, what: str = "") -> Scalar:
@@ -106,7 +121,7 @@ def count(node: nodes.Expression, scope: Scope, what: str, least: int, most: int
     value = known(node, scope, what)
     if not least <= value <= most:
         code = "A194" if value > most else "A306"
-        message = f"{what} must be between {least} and {most:,}, got {value}"
+        message = f"{what} must be between {least} and {most:,}, got {value:,}"
         scope.fail(code, message, node.span)
     return value
 
@@ -124,7 +139,7 @@ def as_tokens(value: Value, span: Span, scope: Scope) -> TokenTerm:
         require(value, "tokens", span, scope)
     elif value.kind != "tokens":
         message = f"a token set is needed, got an input of kind `{value.kind}`"
-        advice = f"declare it as `tokens`; {_read_by(value)}"
+        advice = f"declare it as `input {value.name}: tokens`, or {read_by(value, scope)}"
         scope.fail("A313", message, span, help=advice)
     return value  # type: ignore[return-value]
 
@@ -136,9 +151,12 @@ def typed(value: Scalar, wanted: str, operator: str, span: Span, scope: Scope) -
         # there a comparison counts 1 or 0
         return
     if is_boolean != (wanted == "boolean"):
-        kind = "a comparison" if is_boolean else "a number"
-        needed = "comparisons" if wanted == "boolean" else "numbers"
-        scope.fail("A314", f"`{operator}` needs {needed} here, got {kind}", span)
+        got, needed = ("comparison", "number") if is_boolean else ("number", "comparison")
+        message = f"`{operator}` needs {needed}s, got a {got}"
+        if operator in ("==", "!="):
+            # its first side says which of the two it compares
+            message = f"`{operator}` cannot compare a {needed} with a {got}"
+        scope.fail("A314", message, span)
 
 
 def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool = False) -> None:

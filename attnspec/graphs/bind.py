@@ -195,7 +195,7 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
     elif kind == "real":
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"`{name}` must be a number, got {_shown(value)}"
-        beyond = beyond_formulas(name, value)
+        beyond = beyond_formulas(parameter, name, value)
         if beyond is not None:
             return beyond
     elif kind == "boolean":
@@ -221,12 +221,15 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
     return None
 
 
-def beyond_formulas(name: str, value: float) -> str | None:
+def beyond_formulas(parameter: Parameter, name: str, value: float) -> str | None:
     """What is wrong with a number that a formula computes with, in words, or None."""
     if value and not 2.0**-100 <= abs(value) <= 2.0**100:
+        must = "0 or between" if parameter.above is None else "between"
+        if parameter.above is None and parameter.least is None:
+            must = "0 or have a magnitude between"
         return (
-            f"`{name}` must have a magnitude between 2**-100 and 2**100, unless it is 0, got"
-            f" {value:g}: products with it leave the range of float32"
+            f"`{name}` must be {must} 2**-100 and 2**100 (about 8e-31 and 1.3e30), got {value}:"
+            " products with it leave the range of float32"
         )
     return None
 

@@ -126,9 +126,9 @@ def _item(index: Value, *items: Value) -> Value:
     count = len(items)
     if isinstance(index, float) or getattr(index, "dtype", None) is np.dtype(float):
         raise ScalarError("the index of a list must be a whole number")
-    if np.any(np.less(index, 0) | np.greater_equal(index, count)):
-        outside = index if not isinstance(index, np.ndarray) else "other values"
-        raise ScalarError(f"the index of a list must be 0 to {count - 1}, got {outside}")
+    outside = np.extract(np.less(index, 0) | np.greater_equal(index, count), index)
+    if len(outside):
+        raise ScalarError(f"the index of a list must be 0 to {count - 1}, got {outside[0]}")
     if not _is_array(index, *items):
         return items[cast(int, index)]
     result = np.asarray(items[0])

@@ -329,7 +329,7 @@ def test_kernels_may_be_added_to_a_graph(mechanism: str) -> None:
 )
 def test_the_parentheses_that_a_hybrid_needs_are_offered(body: str) -> None:
     (found,) = refused(f"attention a {{ attend {body} }}")
-    shown = {f"join graphs A and B, then add mechanism M: `(A {x} B) + M`" for x in "|&-"}
+    shown = {f"first join all graphs, then add the mechanism: `(A {x} B) + M`" for x in "|&-"}
     assert found.help in shown
     meant = f"({body.replace('linear()', 'self').replace('+', '|')}) + linear()"
     assert spec_of(f"attend {meant}").program.attend().mechanism is not None
@@ -355,7 +355,7 @@ def test_one_of_several_is_chosen_by_name() -> None:
 @pytest.mark.parametrize("extents", ["4, 3", "3, 3, stride = 2", "6, 2, stride = 4"])
 def test_other_boxes_are_written_with_where(extents: str) -> None:
     found = refused(f"attention a {{ sequence grid(7, 8) attend neighborhood({extents}) }}")[0]
-    assert "`where`, as in `where(0 <= q.row - k.row < 4)`" in (found.help or "")
+    assert "use `where`: `where(0 <= q.row - k.row < 4)`" in (found.help or "")
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ _OTHERS = ("retention", "gated_linear", "delta_rule", "orthoformer")
 NO_SPEC: list[tuple[str, str]] = [
     *((f"full score {x}", "softcap|expected") for x in (*_SCORES, "activation(offset = 1)")),
     ("full normalize identity", "softmax1"),
-    *((f"linear(feature = {x})", "`feature` is one of elu1, relu, squared_relu") for x in _MAPS),
+    *((f"linear(feature = {x})", "`feature` must be one of elu1, relu") for x in _MAPS),
     *((f"{x}()", f"`{x}` is not defined") for x in _OTHERS),
 ]
 

@@ -25,7 +25,7 @@ class Neighborhood(Relation):
     """The cells of the box around the query's cell; extra tokens take no part."""
 
     extents: tuple[int, ...] = argument(
-        "extents", "odd lengths of the box, one for each axis", least=1, odd=True, positional=True
+        "extents", "length of the box of keys along its axis", least=1, odd=True, positional=True
     )
     shape: tuple[int, ...] = context("grid")
     extra_tokens: int = context("extra_tokens")
@@ -48,7 +48,7 @@ class Neighborhood(Relation):
         for extent in self.extents:
             if extent < 1 or extent % 2 == 0:
                 raise RelationError(
-                    f"`neighborhood` needs odd extents (`where` says other boxes), got {extent}"
+                    f"`neighborhood` needs odd extents, got {extent}: for other boxes use `where`"
                 )
 
     @property

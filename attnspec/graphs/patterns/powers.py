@@ -26,7 +26,7 @@ from attnspec.ir.scalars import Apply, Scalar
 class Powers(Toeplitz):
     """The keys at exponentially growing distances on both sides, and the query itself."""
 
-    base: int = argument("integer", "ratio of one distance to the next", default=2, least=2)
+    base: int = argument("integer", "ratio of each distance to the one before", default=2, least=2)
 
     name: ClassVar = "powers"
     numpy_only: ClassVar = True

@@ -92,9 +92,9 @@ class TopK(DataDependent):
     @classmethod
     def not_across(cls, given: Mapping[str, object]) -> str:
         if isinstance(given.get("score"), InputRef):
-            return "has a `score` input, whose values are those of one sequence; remove `score`"
+            return "has a `score` input about one sequence; without `score` it can be used"
         if (given.get("queries") or given.get("size") or 1) != 1:
-            return "makes one choice for blocks of several queries; write `queries = 1`"
+            return "makes one choice for several queries; with `queries = 1` it can be used"
         return ""
 
     @property

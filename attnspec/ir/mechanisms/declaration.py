@@ -102,7 +102,7 @@ class MechanismDeclaration:
     def alone(cls, arguments: Mapping[str, object]) -> str:
         """Why, with these arguments, it gives no weights to single pairs, "" where it does; what
         is to be read after its name."""
-        return "" if cls.combines else "computes no weight for each pair"
+        return "" if cls.combines else "gives single pairs no weights"
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:

@@ -28,7 +28,7 @@ class Nystrom(MechanismDeclaration):
     conv: int = argument("integer", "width of the convolution, 0 for none", default=0, least=0)
 
     name: ClassVar = "nystrom"
-    one_sequence: ClassVar = "landmarks of queries and keys are segments of one sequence"
+    one_sequence: ClassVar = "its landmarks are means over segments of one sequence"
     why_not_causal: ClassVar = "landmarks are means over positions on both sides of a query"
     operations: ClassVar = "8 m d n + 8 m**3 for each iteration"
 

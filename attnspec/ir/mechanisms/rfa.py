@@ -45,7 +45,7 @@ class Rfa(MechanismDeclaration):
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         gated = arguments.get("gated") is True
-        return "with `gated = true` computes no weight for each pair" if gated else ""
+        return "with `gated = true` gives single pairs no weights" if gated else ""
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:
