@@ -350,7 +350,9 @@ def test_a_call_that_one_rank_refuses_fails_on_all_ranks() -> None:
     right, wrong = (Asked("input x: choices attend chosen(x)", 1, inputs=each) for each in lists)
     assert each_says(right, right) == [""] * 4
     for number, said in enumerate(each_says(right, wrong)):
-        assert ("`x` must hold block numbers" if number % 2 else "rank 1 refused its part") in said
+        assert (
+            "`x` must hold numbers of blocks" if number % 2 else "rank 1 refused its part"
+        ) in said
 
 
 def test_shards_of_other_lengths_and_sums_without_log_sum_exps_are_refused() -> None:
