@@ -398,7 +398,7 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
     for n in lengths:
         # the program may have no such length
         with suppress(BindError):
-            works.append([work for work, _ in layers_of(program, program.heads or 1, n)])
+            works.append([work for work, _ in layers_of(program, program.head_count, n)])
     if name != AUTO and len(works) < min(2, len(lengths)):
         # one length says nothing of the others
         return

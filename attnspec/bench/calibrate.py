@@ -217,7 +217,7 @@ def _on_cpu() -> Iterator[Trial]:
             )
             kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(bands))
             name = f"tables of {target}" if one else "tables"
-            yield _trial(name, text, work, amounts_of(bands, n, HEADS), kernel)
+            yield _trial(name, text, work, amounts_of(bands, HEADS), kernel)
     layout = weighed("tables", {"layout": 1}, copies=HEADS)
     yield Trial(f"packed documents, n = {PACKED}", layout, _packed(PACKED))
 

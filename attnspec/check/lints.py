@@ -17,7 +17,7 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Attend, Program, leaves, symbols_of
+from attnspec.ir.program import Attend, Program, symbols_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, count_of
 from attnspec.text.source import Span
 
@@ -71,7 +71,7 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
     if program.heads is not None:
         return
     for attend in program.attends:
-        for leaf in () if attend.graph is None else leaves(attend.graph):
+        for leaf in attend.leaves:
             if "head" in symbols_of(leaf):
                 yield Diagnostic(
                     "A904",
@@ -90,7 +90,7 @@ def choices(program: Program, n: int) -> Iterator[Diagnostic]:
     if choice is not None:
         yield ahead_of(program, choice)
     for attend in dict.fromkeys(program.attends):
-        for leaf in () if attend.graph is None else leaves(attend.graph):
+        for leaf in attend.leaves:
             if not issubclass(BY_NAME[leaf.pattern], DataDependent):
                 continue
             bound = bound_choice(program, leaf, n)

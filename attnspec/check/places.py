@@ -73,7 +73,7 @@ def places(claim: Claim, stack: Stack) -> Iterator[Place]:
     """Every layer and head that a claim is made of; raises TooMuch."""
     asked = _named(claim).union(*(asks_for(term) for term in claim.terms))
     layers = range(stack.program.layer_count) if "layer" in asked else (None,)
-    heads = range(stack.program.heads or 1) if "head" in asked else (None,)
+    heads = range(stack.program.head_count) if "head" in asked else (None,)
     if len(layers) * len(heads) > LIMITS.places:
         raise TooMuch(
             "the claim has a number for each layer and head, and at most"

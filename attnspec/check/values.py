@@ -87,7 +87,7 @@ def fault_at(
         for require, names in asked:
             layers = stack.layers if "layer" in names else range(1)
             for place in product(
-                layers, range(program.heads or 1) if "head" in names else range(1)
+                layers, range(program.head_count) if "head" in names else range(1)
             ):
                 require(at=stack.situation(n, *place))
     except SpecError as error:

@@ -129,7 +129,7 @@ def _show(path: str | None, device: str, as_json: bool) -> None:
     calibration = None
     if path is not None:
         try:
-            calibration = read(path, device)
+            calibration = read(path)
         except FileNotFoundError:
             pass
         except RatesError as error:

@@ -169,14 +169,16 @@ def _verified(spec: Elaborated, backend: str) -> str:
     # at a small length the cheapest is the definition itself, so every backend is tried
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)
-    programs, refused = [program], list[str]()
+    refused = list[str]()
     # no backend runs both graphs and mechanisms, and each kind is to be verified with every backend
     # that runs it: heads of the other kind do what the first of this kind does
     attends = program.attends
     kinds = [[x for x in attends if (x.mechanism is None) is graph] for graph in (True, False)]
-    if all(kinds):
-        mixed = (tuple(x if x in kind else kind[0] for x in attends) for kind in kinds)
-        programs = [replace(program, attends=each) for each in mixed]
+    programs = [
+        replace(program, attends=tuple(x if x in kind else kind[0] for x in attends))
+        for kind in kinds
+        if kind
+    ]
     trials: list[tuple[int, Depth]] = [(n, "whole")]
     if n > WHOLE:
         longest: dict[Depth, int] = {"pairs": LIMITS.every_pair, "values": LONGEST}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, decides
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import length_of
-from attnspec.ir.program import Attend, Program, leaves
+from attnspec.ir.program import Attend, Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.runtime.call_checks import PER_HEAD
@@ -30,10 +31,13 @@ SIZE = 16
 
 Tensors = tuple[npt.ArrayLike, npt.ArrayLike]
 
+Pairs: TypeAlias = "Mapping[tuple[int, int], Relation]"
+"""The pairs of layers and heads."""
+
 
 def decided_pairs(
     program: Program, n: int, inputs: Sample | None, tensors: Tensors | None
-) -> Mapping[tuple[int, int], Relation] | None:
+) -> Pairs | None:
     """The pairs of every layer and head whose graph tensors decide; None where there is none, or
     where there are no tensors and inputs do not decide alone. Raises ValueError for tensors that do
     not fit."""
@@ -55,14 +59,14 @@ def decided_pairs(
                 f" with the shape {list(tensor.shape)} of {tensor.dtype}"
             )
         sides.append(tensor[None])
-    decided = [attend.graph for attend in program.attends if _is_decided(attend)]
+    decided = [attend for attend in program.attends if _is_decided(attend)]
     if not decided or not n:
         return None
     data = _batched(inputs or {})
     if any(x.shape[1:2] == (0,) for x in data.values()):
         return None
     if tensors is None:
-        chosen = (leaf for graph in decided if graph for leaf in leaves(graph) if decides(leaf))
+        chosen = (leaf for attend in decided for leaf in attend.leaves if decides(leaf))
         bound = (bound_choice(program, leaf, n) for leaf in chosen)
         if not all(one is not None and one.given_choice for one in bound):
             return None
@@ -74,16 +78,14 @@ def decided_pairs(
     return _pairs(program, range(program.layer_count), q, k, data)
 
 
-def sample_pairs(
-    program: Program, n: int, layers: Iterable[int], inputs: Sample
-) -> Mapping[tuple[int, int], Relation]:
+def sample_pairs(program: Program, n: int, layers: Iterable[int], inputs: Sample) -> Pairs:
     """The pairs of some layers, beside mechanisms too, for queries and keys that wander at random,
     the same every time, and for random inputs where choices, scores or buckets are not given; none
     where inputs say all that is decided."""
-    heads = program.heads or 1
-    chosen = [program.attend(layer, head).graph for layer in layers for head in range(heads)]
+    heads = program.head_count
+    chosen = [program.attend(layer, head) for layer in layers for head in range(heads)]
     later = Stack(program, inputs).decides_later
-    if not n or not any(later(leaf) for graph in chosen if graph for leaf in leaves(graph)):
+    if not n or not any(later(leaf) for attend in chosen for leaf in attend.leaves):
         return {}
     if n > LIMITS.pairs_shown:
         raise AttnSpecError(
@@ -104,7 +106,7 @@ def sample_pairs(
 
 def _pairs(
     program: Program, layers: Iterable[int], q: Tensor, k: Tensor, inputs: Mapping[str, Tensor]
-) -> Mapping[tuple[int, int], Relation]:
+) -> Pairs:
     """The pairs of the layers and heads where tensors decide some, and no mechanism is."""
     with torch.random.fork_rng(devices=[]):
         # what is learned starts the same every time
@@ -115,7 +117,7 @@ def _pairs(
         heads = [x for x in range(q.shape[1]) if _is_decided(program.attend(layer, x))]
         if heads:
             masks = module.pairs(q, k, layer=layer, inputs=inputs or None)[0].numpy()
-            pairs.update({(layer, head): WrittenPairs(masks[head]) for head in heads})
+            pairs |= {(layer, head): WrittenPairs(masks[head]) for head in heads}
     return pairs
 
 

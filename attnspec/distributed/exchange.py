@@ -155,11 +155,12 @@ class Exchange:
                 keys[at, reader] = partition.sums(self._read(reader, bars[at]))
         heads, key = np.array([len(of) for _, of in works]), key_heads * tensors.key_bytes
         there, back = (heads * each for each in (tensors.query_bytes, tensors.partial_bytes))
-        best = np.argmin(key * keys + (np.array(counts) @ (there + back))[:, :, None], 0)
+        counted = np.array(counts)
+        best = np.argmin(key * keys + (counted @ (there + back))[:, :, None], 0)
         # own keys stay, whatever travels
         np.fill_diagonal(best, 0)
         rank = np.arange(ranks)[:, None]
-        keys, moving = keys[best, rank, rank.T], np.array(counts)[best, rank]
+        keys, moving = keys[best, rank, rank.T], counted[best, rank]
         self.bars = np.array(bars)[best]
         self.there, self.back = between(key * keys.T) + moving @ there, (moving @ back).T
         self.pairs: np.ndarray | None = None
@@ -187,7 +188,7 @@ class Exchange:
         degrees, work = self.readings[graph].degrees, self.works[graph][0]
         if degrees is None or work.normalize not in MERGED or work.changes.pairs:
             return np.zeros(self.partition.n, bool)
-        return np.asarray(degrees >= bar)
+        return degrees >= bar
 
     def _moved(self, bar: int) -> np.ndarray:
         """How many queries of each rank and graph these are, int64 [ranks, graphs]."""
@@ -207,4 +208,4 @@ _read = lru_cache(maxsize=4)(Exchange._read)
 
 def between(links: np.ndarray) -> np.ndarray:
     """Links without those of a rank with itself."""
-    return np.asarray(links * (1 - np.eye(len(links), dtype=np.int64)))
+    return links * (1 - np.eye(len(links), dtype=np.int64))

@@ -162,11 +162,12 @@ class ParallelAttention(torch.nn.Module):
         said. `bytes_received` are those of each rank, `bytes_gathered` what one would receive if
         every key and value were sent to every rank."""
         n, layer = length_of(n), check_layer(self.program, layer)
-        heads, element = self.program.heads or 1, torch.get_default_dtype().itemsize
+        heads, element = self.program.head_count, torch.get_default_dtype().itemsize
         tensors = tensors or self._last or Tensors(heads=heads, key_heads=heads, element=element)
         key = n, self.module.engine.binder.alike(layer), tensors
-        settings: Any = {"tensors": tensors, "layer": layer, "partition": self.partition_of(n)}
-        return self._plans.get(key, lambda: plan(self.program, n, self.mesh.ranks, **settings))
+        where, ranks = self.partition_of(n), self.mesh.ranks
+        made = partial(plan, self.program, n, ranks, tensors, layer=layer, partition=where)
+        return self._plans.get(key, made)
 
     # --- a call ----------------------------------------------------------------------------------
 

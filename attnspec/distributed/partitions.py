@@ -27,6 +27,10 @@ ROOM = 1.05
 """How many times its even share of the positions a rank may hold where work is dealt out."""
 
 
+Ends = tuple[int, int]
+"""Where a run of positions starts, and where it stops."""
+
+
 @dataclass(frozen=True)
 class Partition:
     """`runs` has for each rank its runs (start, stop) of positions start, start + step, … < stop,
@@ -34,7 +38,7 @@ class Partition:
 
     name: str
     n: int
-    runs: tuple[tuple[tuple[int, int], ...], ...]
+    runs: tuple[tuple[Ends, ...], ...]
     step: int = 1
 
     @property
@@ -67,8 +71,9 @@ class Partition:
         """The sum of values [n], or how many of a mask are True, over the positions of each rank,
         float64 [ranks]."""
         add = np.count_nonzero if values.dtype == bool else np.sum
-        cut = ([values[a : b : self.step] for a, b in runs] for runs in self.runs)
-        return np.array([sum(float(add(x)) for x in parts) for parts in cut])
+        return np.array(
+            [sum(float(add(values[a : b : self.step])) for a, b in runs) for runs in self.runs]
+        )
 
     def __str__(self) -> str:
         return self.name
@@ -84,8 +89,8 @@ def contiguous(n: int, ranks: int) -> Partition:
 def head_tail(n: int, ranks: int) -> Partition:
     """Two runs each, from the front and from the back: triangles become even."""
     ends = _even(n, 2 * ranks)
-    runs = tuple((ends[rank], ends[-1 - rank]) for rank in range(ranks))
-    return Partition("head-tail", n, runs)
+    runs = zip(ends[:ranks], reversed(ends), strict=False)
+    return Partition("head-tail", n, tuple(runs))
 
 
 def by_residue(n: int, ranks: int, step: int) -> Partition | None:
@@ -128,7 +133,7 @@ def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray:
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
     cuts = np.arange(1, n)
-    return np.asarray((reach[:-1] < cuts) & (back[1:] >= cuts))
+    return (reach[:-1] < cuts) & (back[1:] >= cuts)
 
 
 def candidates(
@@ -152,7 +157,7 @@ def candidates(
     least = max(balance_of(plain.sums(each)) for each in works)
     if least <= EVEN:
         return
-    work = np.sum([each.astype(np.float64) for each in works], axis=0)
+    work = np.stack(works).sum(0, dtype=np.float64)
     spread = [head_tail(n, ranks)]
     if n >= 2 * CHUNKS * ranks and CHUNKS * ranks <= MOST_RUNS:
         chunks = _dealt(_even(n, CHUNKS * ranks), work, ranks)
@@ -181,19 +186,17 @@ def balance_of(work: np.ndarray) -> float:
     return float(work.max() / work.mean()) if work.any() else 1.0
 
 
-def _even(count: int, parts: int) -> list[tuple[int, int]]:
+def _even(count: int, parts: int) -> list[Ends]:
     each, more = divmod(count, parts)
     ends = [part * each + min(part, more) for part in range(parts + 1)]
     return list(pairwise(ends))
 
 
-def _dealt(
-    ends: Sequence[tuple[int, int]], work: np.ndarray, ranks: int
-) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _dealt(ends: Sequence[Ends], work: np.ndarray, ranks: int) -> tuple[tuple[Ends, ...], ...]:
     """The runs of each rank: the heaviest first, each to the rank with least work that has room;
     where none has, to the one that holds least."""
     total = np.append(0.0, np.cumsum(work, dtype=np.float64))
-    mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+    mine: list[list[Ends]] = [[] for _ in range(ranks)]
     counts, load, room = np.zeros(ranks), np.zeros(ranks), ROOM * len(work) / ranks
     for low, high in sorted(ends, key=lambda run: float(total[run[0]] - total[run[1]])):
         full = counts + high - low > room

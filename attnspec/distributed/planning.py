@@ -93,7 +93,7 @@ class LayerPlan:
         each = 2 * (t.head_dim + t.value_dim) * t.batch / self.rates.speed
         work = np.stack([none] * 3) if self.pairs is None else self.pairs * each
         links = np.stack([self.there.sum(0), none, self.back.sum(0)]) / self.rates.link
-        steps = (work, links, np.maximum(work, links))
+        steps = work, links, np.maximum(work, links)
         computing, travelling, both = (float(x.max(1, initial=0).sum()) for x in steps)
         return computing, travelling, both
 
@@ -245,14 +245,14 @@ def plan(
         raise TooMuch(f"plans are made for 1 to {MOST_RANKS} devices, got {ranks}")
     if n > LONGEST:
         raise TooMuch(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
-    heads = program.heads or 1
+    heads = program.head_count
     tensors = tensors or Tensors(heads=heads, key_heads=heads)
     if not tensors.pairs:
         # on paper each head has its own
         each = len(pair_inputs(program)) * tensors.heads * tensors.element
         tensors = replace(tensors, pairs=each)
     planner = Planner(program, n, tensors, inputs, rates)
-    kinds = planner.kinds(range(program.layers or 1) if layer is None else (layer,))
+    kinds = planner.kinds(range(program.layer_count) if layer is None else (layer,))
     if partition is None:
         works = dict.fromkeys(work for _, works in kinds for work, _ in works)
         readings = [planner.reading(work.relation) for work in works if is_graph(work)]
@@ -277,12 +277,7 @@ class Planner:
     """Makes plans of one program at one length, for partitions that are compared."""
 
     def __init__(
-        self,
-        program: Program,
-        n: int,
-        tensors: Tensors,
-        inputs: Sample | None = None,
-        rates: Rates | None = None,
+        self, program: Program, n: int, tensors: Tensors, inputs: Sample | None, rates: Rates | None
     ) -> None:
         self.n, self.tensors, self.rates = n, tensors, rates or Rates()
         self.binder = Binder(program)
@@ -292,7 +287,7 @@ class Planner:
 
     def kinds(self, layers: Sequence[int]) -> list[tuple[Heads, Works]]:
         """Layers that do the same, with their works; graphs are of the inputs, if given."""
-        kinds: dict[tuple[tuple[Work, Heads], ...], list[int]] = {}
+        kinds: dict[Works, list[int]] = {}
         for layer in layers if self.n else ():
             works = []
             for work, of in self.binder.works(layer, self.tensors.heads, self.n, self.n):
@@ -305,7 +300,7 @@ class Planner:
     def layer(self, works: Works, partition: Partition) -> LayerPlan:
         """The cheapest of what a layer can do: of graphs by the time that it takes, else by the
         bytes that reach a rank."""
-        t, whole = self.tensors, (self.tensors, self.rates)
+        t, rates = self.tensors, self.rates
         if all(is_graph(work) for work, _ in works):
             rows = self.rows(works, partition)
             if rows.balance is not None and rows.balance > EVEN:
@@ -326,7 +321,7 @@ class Planner:
             if rows.balance is not None:
                 why += f", with a balance of {rows.balance:.3f}"
             counted = self.pairs_by_heads(works, partition.ranks)
-            heads = LayerPlan(*whole, HEADS, why, *head_links(partition, t), counted)
+            heads = LayerPlan(t, rates, HEADS, why, *head_links(partition, t), counted)
             # of two that take about as long, fewer bytes
             margin = WORTH if heads.most >= rows.most else 1 / WORTH
             return heads if heads.seconds < margin * rows.seconds else rows
@@ -335,7 +330,7 @@ class Planner:
             HEADS: head_links(partition, t) if all(_by_heads(x) for x, _ in works) else None,
             ALL: head_links(partition, t, every=True),
         }
-        plans = [LayerPlan(*whole, how, "", *x) for how, x in links.items() if x is not None]
+        plans = [LayerPlan(t, rates, how, "", *x) for how, x in links.items() if x is not None]
         best = min(plans, key=lambda each: each.most)
         said = (f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best)
         # why graphs do not say what travels
@@ -363,7 +358,7 @@ class Planner:
             ]
             readings = [self.reading(work.relation) for work, _ in graphs]
             exchanges.append(Exchange(where, t, graphs, readings, len(keys), queries))
-        links = (sum(each.there for each in exchanges), sum(each.back for each in exchanges))
+        links = sum(each.there for each in exchanges), sum(each.back for each in exchanges)
         counted = [each.pairs for each in exchanges if each.pairs is not None]
         pairs = np.sum(counted, 0) if len(counted) == len(exchanges) else None
         return LayerPlan(t, self.rates, ROWS, "", *links, pairs, tuple(exchanges))

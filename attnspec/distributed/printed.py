@@ -81,8 +81,7 @@ def picture(links: np.ndarray) -> list[str]:
     ranks = len(links)
     each = -(-ranks // WIDEST)
     cells = -(-ranks // each)
-    room = np.zeros((cells * each,) * 2)
-    room[:ranks, :ranks] = links.T
+    room = np.pad(links.T, (0, cells * each - ranks))
     full = room.reshape(cells, each, cells, each).sum((1, 3))
     most = full.max(initial=0)
     if not most:

@@ -26,6 +26,7 @@ from attnspec.graphs.token_sets import (
     InputTokens,
     Last,
     Positions,
+    StandIn,
     TokenComplement,
     TokenIntersection,
     TokenSet,
@@ -408,6 +409,11 @@ def _one_length(program: Program) -> str:
     """The way out where a grid has one size."""
     n = program.fixed_length
     return "" if n is None else f": n must be {n}"
+
+
+def stand_ins(program: Program) -> dict[str, Data]:
+    """What stands in relations for the tensors of a call, one for each input."""
+    return {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
 
 
 def situation_of(

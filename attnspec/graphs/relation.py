@@ -602,6 +602,17 @@ def probes(n: int, count: int = 9) -> np.ndarray:
     return np.array(sorted(places), np.int64)
 
 
+def with_ranges(q: np.ndarray, size: int, n: int) -> Edges:
+    """Each of some queries with the first key of every range of so many keys."""
+    return np.repeat(q, -(-n // size)), np.tile(np.arange(0, n, size), len(q))
+
+
+def finer_ranges(q: np.ndarray, k: np.ndarray, size: int, n: int) -> Edges:
+    """The same with the ranges of so many keys that are in the given ones, the next coarser."""
+    q, k = np.repeat(q, LIMITS.fanout), (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
+    return q[k < n], k[k < n]
+
+
 def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
     """The edges of queries first <= q < last, as `Relation.rows` has them."""
     none = np.zeros(0, np.int64)
@@ -611,8 +622,7 @@ def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
     closed = type(relation).cover is not Relation.cover
     while closed and size * LIMITS.side < n:
         size *= LIMITS.fanout
-    tiles = np.arange(first, last, LIMITS.side)
-    q, k = np.repeat(tiles, -(-n // size)), np.tile(np.arange(0, n, size), len(tiles))
+    q, k = with_ranges(np.arange(first, last, LIMITS.side), size, n)
     while closed:
         ends = np.minimum(q + LIMITS.side, last), np.minimum(k + size, n)
         some = relation.cover(Tiles(q, ends[0]), Tiles(k, ends[1]), n) != EMPTY
@@ -620,8 +630,7 @@ def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
         if size == LIMITS.side:
             break
         size //= LIMITS.fanout
-        q, k = np.repeat(q, LIMITS.fanout), (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
-        q, k = q[k < n], k[k < n]
+        q, k = finer_ranges(q, k, size, n)
     edges = [(none, none)]
     # often a single query is asked for
     down, across = np.arange(min(LIMITS.side, last - first)), np.arange(LIMITS.side)
@@ -633,6 +642,5 @@ def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
         mask = evaluate_pairs(relation, np.minimum(q_at, last - 1), np.minimum(k_at, n - 1), n)
         tile, row, key = np.nonzero(mask & real)
         edges.append((q[part][tile] + row, k[part][tile] + key))
-    return sort_edges(
-        np.concatenate([part[0] for part in edges]), np.concatenate([part[1] for part in edges])
-    )
+    q, k = (np.concatenate(side) for side in zip(*edges, strict=True))
+    return sort_edges(q, k)

@@ -68,7 +68,7 @@ from attnspec.integrations.model_mask import (
     require_compilable,
 )
 from attnspec.integrations.real_positions import RealRunning
-from attnspec.ir.program import Input, Leaf, Program, leaves
+from attnspec.ir.program import Input, Leaf, Program
 from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import Binder
 from attnspec.model_check.wanted import documents
@@ -266,7 +266,7 @@ class ModelAttention:
         self.refuse(module, dict(own_terms(module)), layer)
         self.require_held(place_of(module))
         declared = attribute_of(module, "num_attention_heads")
-        heads = declared if isinstance(declared, int) else self.program.heads or 1
+        heads = declared if isinstance(declared, int) else self.program.head_count
         self.require_heads(heads)
         if must_read_back(place_of(module), reads_back(module)):
             try:
@@ -382,7 +382,7 @@ class ModelAttention:
         has too, the model's own table of a bias."""
         place = place_of(module)
         if name == "softcap":
-            heads = range(self.program.heads or 1)
+            heads = range(self.program.head_count)
             scores = [self.program.attend(layer, head).scores for head in heads]
             caps = [[dict(x.arguments)["cap"] for x in s if x.name == "softcap"] for s in scores]
             return all(cap == [value] for cap in caps)
@@ -719,8 +719,7 @@ class ModelAttention:
 
     @property
     def _leaves(self) -> Iterator[Leaf]:
-        graphs = (attend.graph for attend in self.program.attends if attend.graph is not None)
-        return (leaf for graph in graphs for leaf in leaves(graph))
+        return (leaf for attend in self.program.attends for leaf in attend.leaves)
 
 
 def must_read_back(place: Place | None, asked: bool) -> bool:

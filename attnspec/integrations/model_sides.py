@@ -72,7 +72,7 @@ class CrossAttention(ModelAttention):
         self.layer_of(module)
         self.require_held(place_of(module))
         heads = attribute_of(module, "num_attention_heads")
-        self.require_heads(heads if isinstance(heads, int) else self.program.heads or 1)
+        self.require_heads(heads if isinstance(heads, int) else self.program.head_count)
 
     def _padding(self, mask: ModelMask | Tensor | None, keys: int) -> Tensor | None:
         """Which keys are real, bool [B, n], None where all are."""

@@ -117,6 +117,11 @@ class Attend:
     normalize: str = "softmax"
     span: Span | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def leaves(self) -> Iterator[Leaf]:
+        """All patterns of the graph, if there is one."""
+        return iter(()) if self.graph is None else leaves(self.graph)
+
 
 SIZED = ("choices", "scores")
 """Kinds of inputs about blocks of keys, which have a size."""
@@ -220,6 +225,11 @@ class Program:
     def layer_count(self) -> int:
         """How many layers the program distinguishes; 1 where it declares none."""
         return 1 if self.layers is None else self.layers
+
+    @property
+    def head_count(self) -> int:
+        """How many heads the program distinguishes; 1 where it declares none."""
+        return 1 if self.heads is None else self.heads
 
     def row(self, layer: int = 0) -> tuple[int, ...]:
         """By head which of `attends` a layer has; IndexError where there is no such layer."""

@@ -76,15 +76,15 @@ def axis(first: int, last: int, side: Side, size: int) -> Axis:
         chosen = _listed_in(side, first, last)
         count = -(-len(chosen) // size)
         lists = chosen[np.minimum(np.arange(count * size), len(chosen) - 1)].reshape(-1, size)
-        ends, which = (lists.min(1, initial=last), lists.max(1, initial=-1) + 1), np.arange(count)
+        ends, which = (lists.min(1), lists.max(1) + 1), np.arange(count)
         tiles = Spans(*ends, lists=lists, which=which)
         return Axis(first, last, side, size, tiles, np.array([0, count]))
     if isinstance(side, Boxed):
         return _boxed(first, last, side, size)
     starts = np.arange(first, min(last, first + side), dtype=np.int64)
     counts = -(-(last - starts) // (size * side))
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    chunk = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], counts)
+    offsets = np.append(0, np.cumsum(counts))
+    chunk = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
     begin = np.repeat(starts, counts) + chunk * size * side
     end = np.minimum(begin + size * side, last)
     return Axis(first, last, side, size, Tiles(begin, end, side), offsets)

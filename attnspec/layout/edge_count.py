@@ -13,9 +13,11 @@ from attnspec.graphs.relation import (
     Relation,
     Tiles,
     evaluate_pairs,
+    finer_ranges,
     is_closed,
     is_scattered,
     lengths,
+    with_ranges,
 )
 from attnspec.limits import LIMITS
 
@@ -60,8 +62,7 @@ def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
     size = LIMITS.side
     while size * LIMITS.side < n:
         size *= LIMITS.fanout
-    q = np.repeat(queries, -(-n // size))
-    k = np.tile(np.arange(0, n, size), len(queries))
+    q, k = with_ranges(queries, size, n)
     pairs, weight = 0.0, 1.0
     most = LIMITS.tiles_followed
     while True:
@@ -78,9 +79,7 @@ def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
             mask = evaluate_pairs(relation, q[:, None], np.minimum(at, n - 1), n) & (at < n)
             return pairs + weight * float(mask.sum())
         size //= LIMITS.fanout
-        k = (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
-        q = np.repeat(q, LIMITS.fanout)
-        q, k = q[k < n], k[k < n]
+        q, k = finer_ranges(q, k, size, n)
 
 
 def spread_out(count: int, most: int) -> np.ndarray:

@@ -112,7 +112,7 @@ def _tall(layout: StepLayout, rows: np.ndarray) -> Strip:
     low, high = layout.starts[rows[0]], layout.starts[rows[-1] + 1]
     columns, place = np.unique(layout.keys[low:high], return_inverse=True)
     kinds = np.full((1, len(rows), len(columns)), EMPTY_TILE)
-    row = np.repeat(np.arange(len(rows)), np.diff(layout.starts[rows[0] : rows[-1] + 2]))
+    row = np.searchsorted(layout.starts, np.arange(low, high), "right") - 1 - rows[0]
     kinds[0, row, place] = layout.kinds[low:high]
     return rows[None], columns[None], None if (kinds == FULL_TILE).all() else kinds
 

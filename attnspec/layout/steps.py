@@ -7,7 +7,7 @@ order, and comes before them, because it leaves more of its tiles FULL when noth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -21,6 +21,7 @@ from attnspec.layout.tiling import Survey, Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import (
     Amounts,
+    Units,
     dense_seconds,
     seconds_for,
     together,
@@ -50,7 +51,7 @@ class Means:
     device: str
     targets: tuple[int, ...]
     large: tuple[int, ...]
-    units: Callable[[Survey, Order], Mapping[str, float]]
+    units: Callable[[Survey, Order], Units]
     size: Callable[[int, Side, int], int]
 
 
@@ -76,7 +77,7 @@ class Banded(Tiling):
         return self.tiles.tiles > LIMITS.tiles
 
     @cached_property
-    def units(self) -> Mapping[str, float]:
+    def units(self) -> Units:
         """What the step takes."""
         return {"pair": math.inf} if self.endless else self.means.units(self.tiles, self.order)
 
@@ -89,7 +90,7 @@ class Banded(Tiling):
         return f"{self.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
 
 
-def _of_bands(tiles: Survey, order: Order) -> Mapping[str, float]:
+def _of_bands(tiles: Survey, order: Order) -> Units:
     full, undecided = tiles.area
     return {
         "call": 1,
@@ -153,23 +154,23 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
     natural = tuple(term for term in orders if term not in parts)
     if natural:
         parts.append(natural[0] if len(natural) == 1 else Union(natural))
-    steps: list[Banded] = []
-    for index, part in enumerate(parts):
-        rest = without(part, tuple(parts[:index]))
-        steps.append(_best(rest, n_q, n_k, (orders.get(part, NATURAL),), means))
-    return tuple(steps) if seconds_of(steps, n_q) < seconds_of((whole,), n_q) else (whole,)
+    steps = tuple(
+        _best(without(part, tuple(parts[:index])), n_q, n_k, (orders.get(part, NATURAL),), means)
+        for index, part in enumerate(parts)
+    )
+    return steps if seconds_of(steps) < seconds_of((whole,)) else (whole,)
 
 
-def amounts_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> Amounts:
+def amounts_of(bands: Sequence[Banded], copies: int = 1) -> Amounts:
     """What all steps and merging them take, for one of so many heads that share their calls."""
-    kind, device = bands[0].means.kind, bands[0].means.device
-    units = [*(band.units for band in bands), {"host": 1, "merge": n_q * (len(bands) - 1)}]
-    return together(*(weighed(kind, each, device, copies) for each in units))
+    means, merged = bands[0].means, bands[0].n_q * (len(bands) - 1)
+    units = [*(band.units for band in bands), {"host": 1, "merge": merged}]
+    return together(*(weighed(means.kind, each, means.device, copies) for each in units))
 
 
-def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
+def seconds_of(bands: Sequence[Banded], copies: int = 1) -> float:
     """The estimate of all steps and of merging them, where so many heads share their calls."""
-    return seconds_for(amounts_of(bands, n_q, copies), bands[0].means.device)
+    return seconds_for(amounts_of(bands, copies), bands[0].means.device)
 
 
 def reading_seconds(work: Work) -> float:
@@ -199,7 +200,7 @@ def _best(
             best.append(band)
             if target >= means.targets[-1] and not band.endless:
                 break
-    return min(best, key=lambda band: seconds_of((band,), n_q))
+    return min(best, key=lambda band: seconds_of((band,)))
 
 
 def banded(

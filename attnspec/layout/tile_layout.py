@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from attnspec.layout.orders import Listed
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
 from attnspec.layout.tiling import Tiling, classify
 from attnspec.limits import LIMITS
+
+Groups: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+"""The first of each group, ascending, and the number of the group of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +47,7 @@ class StepLayout:
 
     def chosen(self, entries: np.ndarray) -> StepLayout:
         """The same of some entries, bool."""
-        starts = np.concatenate([[0], np.cumsum(entries)])[self.starts]
+        starts = np.append(0, np.cumsum(entries))[self.starts]
         return replace(self, starts=starts, keys=self.keys[entries], kinds=self.kinds[entries])
 
 
@@ -62,7 +66,7 @@ def step_layout(tiling: Tiling) -> StepLayout:
     q_all, k_all = np.concatenate([q_full, rows[kept]]), np.concatenate([k_full, columns[kept]])
     kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds[kept]])
     inside = np.argsort(q_all * k.count + k.ranked(k_all))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(q_all, minlength=q.count))])
+    starts = np.append(0, np.cumsum(np.bincount(q_all, minlength=q.count)))
     return StepLayout(q, k, starts, k_all[inside], kinds[inside], masks)
 
 
@@ -93,10 +97,8 @@ def _examined(
     return kinds, masks.reshape(-1, *tiling.sizes)
 
 
-def _same_masks(
-    tiling: Tiling, rows: np.ndarray, columns: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """One representative of each phase, and the phase of every tile."""
+def _same_masks(tiling: Tiling, rows: np.ndarray, columns: np.ndarray) -> Groups:
+    """The tiles of each phase."""
     relation, (q, k) = tiling.relation, tiling.axes
     if isinstance(q.side, Listed) or isinstance(k.side, Listed) or not is_closed(relation):
         # phases speak of progressions; lists are few
@@ -106,9 +108,8 @@ def _same_masks(
     return equal(np.stack([np.broadcast_to(phase, len(rows)) for phase in phases]))
 
 
-def equal(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Equal columns of integers [m, count]: the first of each group, ascending, and the number of
-    the group of each."""
+def equal(table: np.ndarray) -> Groups:
+    """Equal columns of integers [m, count]."""
     order = np.lexsort(table)
     begins = np.ones(table.shape[1], bool)
     begins[1:] = (np.diff(table[:, order]) != 0).any(0)

@@ -26,6 +26,10 @@ _SEEN = 1 << 14
 """Pairs of tiles of which it is asked whether they follow one another, about."""
 
 
+Axes: TypeAlias = "tuple[Axis, Axis]"
+"""The tiles of queries, and of keys."""
+
+
 @dataclass(frozen=True)
 class Tiling:
     """The pairs of a relation between the last n_q of n_k positions, in an order, and in tiles of
@@ -38,15 +42,16 @@ class Tiling:
     sizes: tuple[int, int]
 
     @property
-    def axes(self) -> tuple[Axis, Axis]:
-        """The tiles of queries, and of keys."""
+    def axes(self) -> Axes:
+        """The tiles of both sides."""
         first, n, (q, k) = self.n_k - self.n_q, self.n_k, self.sizes
         return axis(first, n, self.order.q, q), axis(0, n, self.order.k, k)
 
     @property
     def coarser(self) -> Tiling:
         """The next coarser level."""
-        return replace(self, sizes=(self.sizes[0] * _FANOUT, self.sizes[1] * _FANOUT))
+        q, k = self.sizes
+        return replace(self, sizes=(q * _FANOUT, k * _FANOUT))
 
     @property
     def is_coarsest(self) -> bool:
@@ -92,6 +97,9 @@ class TooFine(ValueError):
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 """The numbers of tiles of queries, and of keys."""
 
+Ranges: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
+"""Of tiles of queries their numbers, and the first of tiles of keys and the one behind the last."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Level:
@@ -106,21 +114,20 @@ class _Level:
 
     def of(self, kind: int) -> Pairs:
         """The pairs of tiles of which the cover says so."""
-        chosen = np.flatnonzero(self.kinds == kind)
+        chosen = self.kinds == kind
         return self.rows[chosen], self.columns[chosen]
 
 
 def classify(tiling: Tiling) -> tuple[Pairs, Pairs]:
     """The pairs of tiles that the cover calls FULL, and those undecided; raises TooFine."""
-    levels, rows, columns = _levels(tiling, exact=True), [], []
-    for level in levels:
-        # the finer tiles inside its FULL pairs
-        row, begin, end = _spread(level, FULL, tiling.axes)
-        counts = end - begin
-        before = np.cumsum(counts) - counts
-        rows.append(np.repeat(row, counts))
-        columns.append(np.arange(counts.sum()) + np.repeat(begin - before, counts))
-    return (np.concatenate(rows), np.concatenate(columns)), levels[-1].of(SOME)
+    levels = _levels(tiling, exact=True)
+    # the finer tiles inside FULL pairs of all levels
+    parts = [_spread(level, FULL, tiling.axes) for level in levels]
+    row, begin, end = (np.concatenate(side) for side in zip(*parts, strict=True))
+    counts = end - begin
+    before = np.cumsum(counts) - counts
+    columns = np.arange(counts.sum()) + np.repeat(begin - before, counts)
+    return (np.repeat(row, counts), columns), levels[-1].of(SOME)
 
 
 @lru_cache(maxsize=256)
@@ -146,17 +153,14 @@ def survey(tiling: Tiling) -> Survey:
         undecided *= -np.expm1(-edges_of(relation, tiling.n_q, tiling.n_k) / undecided)
         return Survey(*fine, full, undecided, full + undecided, sampled=True)
     if level.weight == 1:
-        return Survey(*fine, full, undecided, float(_gathered(parts, fine)))
+        return Survey(*fine, full, undecided, _gathered(parts, fine))
     ends = _ends(level) * (full + undecided)
     scattered = full + undecided if ends > fine[0].count else 0.0
     return Survey(*fine, full, undecided, scattered, sampled=True)
 
 
-def _spread(
-    above: _Level, kind: int, below: tuple[Axis, Axis]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each finer tile of queries in a level's pairs of a kind: its number, and the first of the
-    finer tiles of keys and the one behind the last."""
+def _spread(above: _Level, kind: int, below: Axes) -> Ranges:
+    """The finer tiles in a level's pairs of a kind."""
     rows, columns = above.of(kind)
     begin, end = above.k.inside(below[1], columns)
     row = _finer(above.q, below[0], rows)
@@ -165,16 +169,14 @@ def _spread(
     return row[there], begin[there], end[there]
 
 
-def _gathered(
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], fine: tuple[Axis, Axis]
-) -> int:
+def _gathered(parts: list[Ranges], fine: Axes) -> float:
     """The pairs of tiles of those query tiles whose key tiles do not follow one another."""
     row, begin, end = (np.concatenate(side) for side in zip(*parts, strict=True))
     count = np.bincount(row, end - begin, fine[0].count)
     first, last = np.full(fine[0].count, fine[1].count), np.zeros(fine[0].count, np.int64)
     np.minimum.at(first, row, begin)
     np.maximum.at(last, row, end)
-    return int(count[last - first > count].sum())
+    return float(count[last - first > count].sum())
 
 
 def _ends(level: _Level) -> float:
@@ -238,7 +240,7 @@ def _cover(tiling: Tiling, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     step = max(1, LIMITS.listed_at_once // max(1, kinds[:1].size))
     for low in range(0, shape[0], step):
         part = np.s_[low : low + step]
-        both = columns if len(columns) == 1 < shape[0] else columns[part]
+        both = columns if len(columns) == 1 else columns[part]
         kinds[part] = tiling.relation.cover(q.take(rows[part]), k.take(both), tiling.n_k)
     return kinds
 

@@ -33,6 +33,9 @@ LARGEST = 1 << 16
 Amounts: TypeAlias = Mapping[str, float]
 """How much a work takes of each of the rates, by their names."""
 
+Units: TypeAlias = Mapping[str, float]
+"""How many of each unit a step or a work takes."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -82,7 +85,7 @@ UNITS: Mapping[str, str] = {
 SHARED = ("call", "host", "layout", "lists")
 """Units that all heads of a sample share."""
 
-WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+WEIGHTS: Mapping[str, Mapping[str, Units]] = {
     "cpu": {
         "dense": {"call": 1, "pair": 3.5, "mask": 3},
         "torch": {"call": 1, "pair": 1, "masked": 0.06, "mask": 3},
@@ -106,9 +109,7 @@ WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
             **{"host": 31, "call": 4, "row": 0.01, "pair": 1.3, "masked": 3.5},
             **{"reorder": 590, "merge": 350},
         },
-        "triton": {
-            **{"host": 21, "call": 4, "row": 0.013, "pair": 1.53, "masked": 3.3, "merge": 235}
-        },
+        "triton": {"host": 21, "call": 4, "row": 0.013, "pair": 1.53, "masked": 3.3, "merge": 235},
         # a pair is 256 operations, half as fast as in a tile: states are written and read
         "sums": {"call": 4, "pair": 2},
     },
@@ -123,7 +124,7 @@ operations; memory gives 3.3 TB/s, of which plain operations reach 2.5.
 """
 
 
-def weighed(kind: str, units: Mapping[str, float], device: str = "cpu", copies: int = 1) -> Amounts:
+def weighed(kind: str, units: Units, device: str = "cpu", copies: int = 1) -> Amounts:
     """How much of each rate units of a kind of kernel are, for one of `copies` heads of a call."""
     weights = WEIGHTS["cpu" if device == "cpu" else "cuda"][kind]
     seconds = dict.fromkeys(NAMES, 0.0)
@@ -217,7 +218,7 @@ def calibration(device: str) -> Calibration | None:
     if path is None or device not in SHIPPED:
         return None
     try:
-        return read(path, device)
+        return read(path)
     except RatesError as error:
         reason = str(error)
     except FileNotFoundError:
@@ -262,8 +263,8 @@ def rates_path(device: str = "cpu") -> str | None:
     return f"{start}-{device}{ending}"
 
 
-def read(path: str, device: str = "cpu") -> Calibration:
-    """The calibration in a file of a type of device; raises OSError, or RatesError for another."""
+def read(path: str) -> Calibration:
+    """The calibration in a file; raises OSError, or RatesError for another file."""
     with open(path, "rb") as file:
         content = file.read(LARGEST + 1)
     try:
@@ -274,9 +275,8 @@ def read(path: str, device: str = "cpu") -> Calibration:
         raise RatesError("it is damaged, one JSON object is required")
     if data.get("format") != FORMAT:
         raise RatesError(f"format {FORMAT} is required, found {data.get('format')!r:.40}")
-    rates, threads = data.get("rates"), data.get("threads")
-    torch, machine = data.get("torch"), data.get("machine")
-    if not isinstance(rates, dict) or set(rates) != set(asdict(shipped(device))):
+    rates, threads, torch, machine = map(data.get, ("rates", "threads", "torch", "machine"))
+    if not isinstance(rates, dict) or set(rates) != set(NAMES):
         raise RatesError("its rates were measured by another version of attnspec")
     for name, value in rates.items():
         if type(value) not in (int, float) or not 0 < value < math.inf:

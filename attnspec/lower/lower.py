@@ -14,11 +14,11 @@ from attnspec.graphs.bind import (
     bind_attended,
     extents_of,
     situation_of,
+    stand_ins,
 )
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent, takes_tensors
 from attnspec.graphs.stack import patterns_in
-from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import (
@@ -43,15 +43,10 @@ from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
 
-def stand_ins(program: Program) -> dict[str, StandIn]:
-    """What stands in relations for the tensors of a call, one for each input."""
-    return {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
-
-
 def decided_leaves(program: Program) -> list[Leaf]:
     """The data-dependent patterns of a program."""
-    graphs = [attend.graph for attend in program.attends if attend.graph is not None]
-    return [x for graph in graphs for x in leaves(graph) if BY_NAME[x.pattern].data_dependent]
+    every = (leaf for attend in program.attends for leaf in attend.leaves)
+    return [leaf for leaf in every if BY_NAME[leaf.pattern].data_dependent]
 
 
 def shares_keys(graph: Term | None) -> bool:
@@ -90,8 +85,12 @@ def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
 
     Layers and heads with the same score in the same place share a table, each with its own rows.
     """
-    entries = (entry for attend in program.attends for entry in enumerate(attend.scores))
-    tables = dict.fromkeys(entry for entry in entries if entry[1].name == "bias")
+    tables = dict.fromkeys(
+        entry
+        for attend in program.attends
+        for entry in enumerate(attend.scores)
+        if entry[1].name == "bias"
+    )
     return {entry: f"bias_{index}" for index, entry in enumerate(tables)}
 
 
@@ -117,7 +116,7 @@ class Binder:
         self._tables = bias_tables(program)
         self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
-        self._kept: Cache[tuple[int, int, int, int, int], Work] = Cache(LIMITS.answers)
+        self._kept: Cache[tuple[int, ...], Work] = Cache(LIMITS.answers)
         self._alike: dict[int, int] = {}
 
     def alike(self, layer: int) -> int:
@@ -172,12 +171,12 @@ class Binder:
     def open_works(self, layer: int, heads: int) -> Works:
         """The works of a layer, of no length, whose pairs tensors of positions tell at every
         length. Raises BackendError, with the reason, where some do not."""
-        attends = [self.program.attends[slot] for slot in self.program.row(layer)]
         if self.program.cross or self.program.grid is not None:
             raise BackendError(
                 f"the layout of {'`cross`' if self.program.cross else 'a grid'} depends on n"
             )
-        for attend in attends:
+        for slot in self.program.row(layer):
+            attend = self.program.attends[slot]
             if attend.mechanism is not None:
                 raise BackendError(f"`{attend.mechanism.name}` takes steps that depend on n")
             if "n" in _asks(attend, predicates=False):
@@ -219,7 +218,7 @@ def _asks(attend: Attend, predicates: bool = True) -> set[str]:
     of its `predicates` as well."""
     names = set(symbols(attend.scale or 0))
     for score in attend.scores:
-        read = {name for _, value in score.arguments for name in symbols(value)}
+        read = symbols_in(score)
         # an expression has a number of each head
         names |= read - {"head"} if score.name == EXPRESSION else read
     if attend.mechanism is not None:
@@ -230,10 +229,9 @@ def _asks(attend: Attend, predicates: bool = True) -> set[str]:
         for _, argument, scalar in scalars_of(attend.graph):
             if predicates or argument != "predicate":
                 names.update(symbols(scalar))
-        for leaf in leaves(attend.graph):
-            entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
-            parameters = (entry.metadata["parameter"] for entry in entries)
-            names.update(each.context for each in parameters)
+    for leaf in attend.leaves:
+        entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
+        names.update(entry.metadata["parameter"].context for entry in entries)
     return names
 
 

@@ -12,7 +12,7 @@ from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
-from attnspec.ir.program import Leaf, Mechanism, Program, inputs_of, leaves
+from attnspec.ir.program import Leaf, Mechanism, Program, Score, inputs_of
 from attnspec.ir.scalars import symbols
 
 TRIED = (256, 1024)
@@ -37,9 +37,9 @@ def longest_of(program: Program) -> int | None:
     return min((length for length in lengths if length is not None), default=None)
 
 
-def symbols_in(mechanism: Mechanism) -> set[str]:
-    """The names of all symbols in the arguments of a mechanism."""
-    return {name for _, value in mechanism.arguments for name in symbols(value)}  # type: ignore[arg-type]
+def symbols_in(term: Mechanism | Score) -> set[str]:
+    """The names of all symbols in the arguments of a mechanism or a score."""
+    return {name for _, value in term.arguments for name in symbols(value)}  # type: ignore[arg-type]
 
 
 def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
@@ -63,8 +63,9 @@ def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
                 f" `{name}` change with n",
                 learner.span,
             )
-        for part in (part for parts in seen for part in parts):
-            names.setdefault(f"{name}_{part.name}", {})[name, part] = None
+        for parts in seen:
+            for part in parts:
+                names.setdefault(f"{name}_{part.name}", {})[name, part] = None
     return {
         entry: name if len(entries) == 1 else f"{name}_{number}"
         for name, entries in names.items()
@@ -92,6 +93,6 @@ def _learners(program: Program) -> Iterator[tuple[Mechanism | Leaf, int, int]]:
         if attend.mechanism is not None:
             yield attend.mechanism, layer, head
     for attend, layer, head in slots:
-        for leaf in () if attend.graph is None else leaves(attend.graph):
+        for leaf in attend.leaves:
             if "learned" in vars(BY_NAME[leaf.pattern]):
                 yield leaf, layer, head

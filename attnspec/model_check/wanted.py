@@ -152,7 +152,7 @@ class Wanted:
             allowed = module.pairs(call.q, call.k, layer=layer, inputs=inputs, **padding).cpu()
         else:
             samples = range(batch if self.inputs or self.counts_real else 1)
-            heads = range(self.program.heads or 1)
+            heads = range(self.program.head_count)
             masks = [[self._mask(end, n_k, layer, h, b) for h in heads] for b in samples]
             allowed = torch.from_numpy(np.array(masks))[:, :, first:end, at]
             allowed = allowed.any(1, keepdim=True) if call.together else allowed

@@ -27,7 +27,7 @@ from attnspec.graphs.predicates.inputs import computed
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.mechanisms.declaration import Part
-from attnspec.ir.program import Attend, Program, leaves
+from attnspec.ir.program import Attend, Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -386,8 +386,7 @@ def _without_logarithm(attend: Attend) -> str:
             return mechanism.name
     elif attend.normalize not in MERGED:
         return f"normalize {attend.normalize}"
-    named = () if attend.graph is None else leaves(attend.graph)
-    averaged = any(dict(leaf.arguments).get("combine") == "mean" for leaf in named)
+    averaged = any(dict(leaf.arguments).get("combine") == "mean" for leaf in attend.leaves)
     return "combine = mean" if averaged else ""
 
 

@@ -427,7 +427,7 @@ class CompiledAttention(nn.Module):
         for name in waiting:
             part, parameter = self.engine.own[name], cast(Any, self.learned(name))
             layers = 1 if part.layers else self.program.layers or 1
-            heads = 1 if part.heads else self.program.heads or 1
+            heads = 1 if part.heads else self.program.head_count
             shape = layers, heads, *(sizes.get(entry, entry) for entry in part.shape)
             if None not in shape:
                 parameter.materialize(shape, device=device)

@@ -35,7 +35,7 @@ def picture_of(
     extents_of(*crossed(program, n, m))
     for what, number, most in (
         ("layer", layer, program.layer_count),
-        ("head", head, program.heads or 1),
+        ("head", head, program.head_count),
     ):
         if number is not None and not 0 <= number < most:
             raise AttnSpecError(f"{what} must be between 0 and {most - 1}, got {number}")

@@ -63,7 +63,7 @@ def grouped(
     stack, bound = Stack(program, inputs, known), dict[int, Relation]()
     for layer in layers:
         row = program.row(layer)
-        for one in range(program.heads or 1) if head is None else [head]:
+        for one in range(program.head_count) if head is None else [head]:
             attend = program.attend(layer, one)
             formula = None if attend.mechanism is None else attend.mechanism.name
             if attend.graph is None and formula is not None:

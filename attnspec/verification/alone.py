@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.backends.one_block.backend import Dense
-from attnspec.graphs.stack import Stack
+from attnspec.graphs.stack import Stack, has_mechanism
 from attnspec.ir.crossing import crossed
-from attnspec.ir.program import Program, leaves
+from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.runtime.module import CompiledAttention
@@ -29,8 +29,7 @@ class Alone(CompiledAttention):
     call is a call of it."""
 
     def __init__(self, program: Program, kind: type[nn.Module]) -> None:
-        graphs = all(attend.mechanism is None for attend in program.attends)
-        backend = Dense.name if graphs else FactoredBackend.name
+        backend = FactoredBackend.name if has_mechanism(program) else Dense.name
         super().__init__(plan_data(program, backend), SIZE)
         alone = kind(SIZE) if "head_size" in inspect.signature(kind).parameters else kind()
         for name, parameter in self.named_parameters():
@@ -49,8 +48,7 @@ def beyond(program: Program) -> int:
     sizes = [
         math.prod(max(1, x) for name, x in leaf.arguments if type(x) is int and name != "seed")
         for attend in program.attends
-        if attend.graph is not None
-        for leaf in leaves(attend.graph)
+        for leaf in attend.leaves
     ]
     return min(LIMITS.every_pair, 2 * max(sizes, default=1) + 1)
 
@@ -64,7 +62,7 @@ def mask_alone(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> tup
     lengths, _ = crossed(program, n)
     data = sample_inputs(program, n)
     stack = Stack(lengths, {name: x[0].numpy() for name, x in data.items()})
-    heads, layers = program.heads or 1, program.layer_count
+    heads, layers = program.head_count, program.layer_count
     count = min(n, max(8, LIMITS.pairs_at_once // (heads * layers * n)))
     rows = np.linspace(0, n - 1, count, dtype=np.int64)
     at = [torch.from_numpy(x) for x in np.ix_(np.arange(1), np.arange(heads), rows, np.arange(n))]

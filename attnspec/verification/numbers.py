@@ -49,7 +49,7 @@ def moderate(works: Works, heads: int) -> Tensor:
 
 
 def _power(x: float) -> float:
-    return float(2.0 ** math.floor(math.log2(x)))
+    return 2.0 ** math.floor(math.log2(x))
 
 
 def error_bound(exact: Tensor, dense: Tensor, dtype: torch.dtype, largest: float) -> float:

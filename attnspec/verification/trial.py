@@ -74,7 +74,10 @@ Numbers: TypeAlias = "dict[str, Tensor]"
 [H, n_q, d], k and v [H, n, d], and what is learned; or what comes of it, outputs and the gradients
 of the same."""
 
-Known: TypeAlias = Cache[tuple[Any, ...], tuple[dict[str, Tensor], tuple[float, ...]]]
+Meant: TypeAlias = "tuple[Numbers, tuple[float, ...]]"
+"""What heads are meant to compute and, in float64, how large numbers are in it [H]."""
+
+Known: TypeAlias = Cache[object, Meant]
 """What the definition says, kept for other modules that are asked the same."""
 
 
@@ -121,7 +124,7 @@ class Meaning:
         """The outputs [rows, d] of heads and some examined queries, with their places; to
         gradients `steady` weights are divided by constants."""
         # rows of one head, whose gradients are not those of all
-        each: Any = {**numbers, **{name: numbers[name].unbind() for name in "qkv"}}
+        each: Any = numbers | {name: numbers[name].unbind() for name in "qkv"}
         rows = len(self.trial.rows)
         step = max(1, rows if self.formula else LIMITS.pairs_at_once // self.trial.n)
         for head, low in product(self.heads, range(0, rows, step)):
@@ -164,7 +167,7 @@ class Meaning:
         return q, k, tables
 
 
-def results(meanings: Sequence[Meaning], numbers: Numbers) -> tuple[Numbers, tuple[float, ...]]:
+def results(meanings: Sequence[Meaning], numbers: Numbers) -> Meant:
     """What heads are meant to compute and, in float64, the largest numbers [H] that stand in it, or
     would without the part of the gradients that goes through the sums of weights: the two parts may
     cancel, and leave the roundings of numbers of that size."""
@@ -180,8 +183,8 @@ def results(meanings: Sequence[Meaning], numbers: Numbers) -> tuple[Numbers, tup
     sizes = [x.abs().flatten(1).amax(1) for x in every if x[0].numel()]
     largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(every[0])
     with torch.no_grad():
-        for meaning in (each for each in meanings if each.formula):
-            for head in meaning.heads:
+        for meaning in meanings:
+            for head in meaning.heads if meaning.formula else ():
                 most = 1.0
                 if meaning.weighs:
                     # weights of a mechanism, some negative, may cancel
@@ -226,9 +229,9 @@ def numbers_fault(
     ]
     largest = max(sizes[head] for head in meaning.heads)
     pairs = exact["q"].shape[1] * exact["k"].shape[1]
-    learned = [meaning.learned_by(meaning.heads, x) for x in three if rough]
     for called, name in meaning.learned if rough else ():
-        for tables in zip(*(x[called] for x in learned), strict=True):
+        of_each = (meaning.learned_by(meaning.heads, x)[called] for x in three)
+        for tables in zip(*of_each, strict=True):
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
             size = max(largest, tables[1].abs().max().item())
             size *= math.sqrt(max(1.0, pairs / tables[1].numel()))
@@ -344,16 +347,13 @@ class Trial:
             )
         return parts
 
-    def check(
-        self, of: Meaning | None, what: str, fault: str | None, queries: int | None = None
-    ) -> Check:
-        """What was compared of some heads, None for all together, and of queries, None for all."""
+    def check(self, of: Meaning | None, what: str, fault: str | None, queries: int) -> Check:
+        """What was compared of some heads, None for all together, and of so many queries."""
         if fault is not None and self.first:
             fault = f"{fault}; queries are counted from {self.first} on"
         heads, backend = (of.heads, of.backend) if of else (None, self.module.backend)
         if heads is not None and self.program.heads is None and len(heads) == self.heads:
             heads = None
-        queries = self.n_q if queries is None else queries
         return Check(self.layers, heads, backend, what, queries, self.n_q, fault)
 
     def checks(self) -> Iterator[Check]:
@@ -426,7 +426,7 @@ class Trial:
         for head, at, key in wrong.nonzero()[:1].tolist():
             verb = "is read" if read[head, at, key] else "is not read"
             fault = f"head {head}: key {key} {verb} by query {at + self.first}"
-        yield self.check(None, what, fault)
+        yield self.check(None, what, fault, self.n_q)
         drawn = {"output": self.drawn(self.n_q), "q": q, "k": k, "v": self.drawn(self.n)}
         mine, meant = (self.results(x, drawn, slice(None)) for x in (self.module, definition))
         what, fault = "outputs and gradients agree with the definition", None
@@ -435,7 +435,7 @@ class Trial:
             size, apart = (float(x.abs().max()) if x.numel() else 0.0 for x in both)
             if fault is None and not apart <= CLOSE * max(1.0, size):
                 fault = f"{NAMES.get(name, name)} differs by {apart:.3g}"
-        yield self.check(None, what, fault)
+        yield self.check(None, what, fault, self.n_q)
 
     def _runs(self) -> bool:
         """Whether numbers are computed; raises TooMuch where nothing would be examined then."""
@@ -474,9 +474,7 @@ class Trial:
         """Random rows of all heads, float64 [heads, length, SIZE]."""
         return torch.randn(self.heads, length, SIZE, dtype=torch.float64)
 
-    def _meant(
-        self, meanings: Sequence[Meaning], numbers: Numbers
-    ) -> tuple[Numbers, tuple[float, ...]]:
+    def _meant(self, meanings: Sequence[Meaning], numbers: Numbers) -> Meant:
         """Outputs and gradients by the definition, and in float64 how large numbers are."""
         key = (
             *((each.work, each.heads) for each in meanings),
@@ -509,7 +507,7 @@ class Trial:
         gradient of one column of the values is the weights."""
         one, v = (torch.zeros_like(numbers[name][..., :1]) for name in ("output", "v"))
         one[head, place] = 1.0
-        column = {**numbers, "output": one, "v": v}
+        column = numbers | {"output": one, "v": v}
         found = self.results(self.module, column, self.at, learned=False)["v"][head, :, 0]
         meant = torch.zeros_like(found)
         some = meaning.weights(head, slice(place, place + 1), numbers)[0].detach()

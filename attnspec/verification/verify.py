@@ -19,7 +19,7 @@ from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import Binder
 from attnspec.lower.mechanism_sizes import learned_parts
-from attnspec.lower.work import BackendError, Heads, Work
+from attnspec.lower.work import BackendError, Works
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.report import Check, Verification
@@ -57,7 +57,7 @@ def verify(
     checks, skipped, refused = list[Check](), dict[str, None](), dict[str, Exception]()
     heads, exhaustive, known = program.heads or HEADS, True, Known(LIMITS.answers)
     # the groups of heads that layers compute, with the layers that share them
-    binder, groups = Binder(whole), dict[tuple[tuple[Work, Heads], ...], list[int]]()
+    binder, groups = Binder(whole), dict[Works, list[int]]()
     for layer in range(program.layer_count):
         groups.setdefault(tuple(binder.works(layer, heads, n_q, n)), []).append(layer)
     for backend in backends:

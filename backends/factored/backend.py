@@ -56,7 +56,7 @@ class FactoredBackend:
             return "`gated = true` gives single pairs no weights"
         if getattr(mechanism, "normalize", "sum") == "none":
             return "`normalize = none` does not divide by a sum of weights"
-        if not work.waits and not math.isfinite(seconds_of(_bands(work), work.n_q)):
+        if not work.waits and not math.isfinite(seconds_of(_bands(work))):
             return f"its graph at n = {work.n_k:,} needs too many tiles"
         return None
 
@@ -72,7 +72,7 @@ class FactoredBackend:
         elif work.hybrid and work.waits:
             seconds = reading_seconds(work)
         elif work.hybrid:
-            seconds = seconds_of(_bands(work), work.n_q)
+            seconds = seconds_of(_bands(work))
             _, rest = lagged(work)
             if rest is not None:
                 pairs = sum(band.pairs for band in bands_of(rest, work.n_q, work.n_k))

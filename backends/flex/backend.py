@@ -63,15 +63,13 @@ class FlexBackend:
             return math.inf
         bands = flex_steps(work, work.device)
         changed = len(work.changes.statements) * sum(band.pairs for band in bands)
-        seconds = seconds_of(bands, work.n_q, work.copies) + work_seconds(
-            "flex", work, masked=changed
-        )
+        seconds = seconds_of(bands, work.copies) + work_seconds("flex", work, masked=changed)
         # what inputs leave out is known in a call alone
         return (READING if work.reads else 1.0) * seconds
 
     def amounts(self, work: Work) -> Amounts:
         """What all steps and merging them take."""
-        return amounts_of(flex_steps(work, work.device), work.n_q, work.copies)
+        return amounts_of(flex_steps(work, work.device), work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return tuple(str(band) for band in flex_steps(work, work.device))

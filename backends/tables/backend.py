@@ -191,7 +191,7 @@ def _natural_tiles(work: Work, tile: int) -> Survey:
 
 def _stepped_seconds(work: Work) -> float:
     bands = bands_of(work.relation, work.n_q, work.n_k)
-    seconds = seconds_of(bands, work.n_q, work.copies)
+    seconds = seconds_of(bands, work.copies)
     if work.changes.bends:
         # scores that are bent are computed one operation after the other
         seconds += work_seconds("dense", work, pair=sum(band.pairs for band in bands))

@@ -42,7 +42,7 @@ class ReadingKernel:
         """What runs the work with inputs in place; None for the definition."""
         if self.dense_seconds is not None:
             bands = bands_of(work.relation, work.n_q, work.n_k)
-            seconds = seconds_of(bands, work.n_q, work.copies)
+            seconds = seconds_of(bands, work.copies)
             if seconds > self.dense_seconds:
                 return None
         return SteppedKernel(work, self.heads, self.device)

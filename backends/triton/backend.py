@@ -96,7 +96,7 @@ class TritonBackend:
         bands = () if work.decided else steps_of(work, ON_GPU)
         if not bands:
             return work_amounts("triton", work, host=1, call=1, pair=READING * work.n_q * work.n_k)
-        amounts = amounts_of(bands, work.n_q, work.copies)
+        amounts = amounts_of(bands, work.copies)
         return {name: READING * x if work.reads else x for name, x in amounts.items()}
 
     def steps(self, work: Work) -> tuple[str, ...]:

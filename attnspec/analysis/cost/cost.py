@@ -371,7 +371,7 @@ def _is_cheaper(stack: Stack, n: int) -> bool:
     plan = dense = 0.0
     sparse = False
     try:
-        for (work, mine), layers in layers_of(program, program.heads or 1, n).items():
+        for (work, mine), layers in layers_of(program, program.head_count, n).items():
             chosen, heads = choose(work, "cpu"), len(mine) * len(layers)
             sparse |= chosen.name != TorchCall.name
             plan += heads * chosen.cost(work)

@@ -78,8 +78,7 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
         return _measured(stack, n, elaborated, most)
     notes = [f"at most: {reason}"]
     for attend in stack.program.attends:
-        every = () if attend.graph is None else leaves(attend.graph)
-        notes += [BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in every]
+        notes += [BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in attend.leaves]
         if attend.mechanism is not None:
             notes.append(f"operations: {MECHANISMS[attend.mechanism.name].operations}")
     words = "; ".join(dict.fromkeys(filter(None, notes)))

@@ -60,7 +60,7 @@ def path(stack: Stack, n: int, query: int, key: int) -> Steps | None:
 
     @cache
     def heads(layer: int) -> list[tuple[int, int, Relation]]:
-        every = range(stack.program.heads or 1)
+        every = range(stack.program.head_count)
         return [(layer, head, stack.relation(n, layer, head)) for head in every]
 
     # a spec with fewer layers repeats its last

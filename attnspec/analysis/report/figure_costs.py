@@ -106,7 +106,7 @@ def _state(report: Inquiry) -> int | None:
         for attend in program.attends
     ):
         return None
-    for (work, heads), layers in layers_of(program, program.heads or 1, n).items():
+    for (work, heads), layers in layers_of(program, program.head_count, n).items():
         mechanism = mechanism_of(work)
         width = mechanism.feature_width(report.shape.head_dim)
         # behind the sums of values that of the weights, unless nothing is divided

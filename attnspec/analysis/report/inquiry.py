@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 from attnspec.analysis.counting.figures import HeadCounts, head_counts
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.elaborate import Elaborated
-from attnspec.graphs.bind import bind_attended, extents_of, situation_of
+from attnspec.graphs.bind import bind_attended, extents_of, situation_of, stand_ins
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.graphs.stack import (
     Bound,
@@ -33,7 +33,6 @@ from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Crossing
 from attnspec.limits import LIMITS
-from attnspec.lower.lower import stand_ins
 from attnspec.lower.work import ONE, Shape
 
 if TYPE_CHECKING:

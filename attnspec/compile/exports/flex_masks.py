@@ -27,7 +27,7 @@ from attnspec.graphs.relation import chosen_text
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
-from attnspec.ir.program import Crossing, Program, inputs_of, leaves
+from attnspec.ir.program import Crossing, Program, inputs_of
 from attnspec.ir.scalars import Apply, Symbol, symbols
 from attnspec.layout.tables import FULL_TILE
 from attnspec.layout.tile_layout import StepLayout
@@ -76,9 +76,9 @@ class FlexMask:
         """
         if self.n is not None:
             return self._mod(self._sides(self.n, self.m))
-        text, graphs = self._mask_text, [x.graph for x in self.program.attends if x.graph]
+        text, attends = self._mask_text, self.program.attends
         # a pattern may be another one at another length, or the formula ask for n or m
-        changes = any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph))
+        changes = any(BY_NAME[leaf.pattern].changes for each in attends for leaf in each.leaves)
         if text is None or changes or text.settings["BY_LENGTH"]:
             length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
@@ -204,7 +204,7 @@ class FlexMask:
         if self._mask_text is not None:
             made = _executed(self.program, self._mask_text)["mask_mod_of"]
             size = batch, heads, sides.queries, sides.keys
-            return cast(Mod, made(self.layer, size, self.device, dict(self.inputs)))
+            return cast(Mod, made(self.layer, size, self.device, self.inputs))
         # no formula says the pairs: they are looked up, block by block
         masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
         numbers, count = np.zeros((batch, heads, down, along), np.int64), 2
@@ -296,7 +296,7 @@ def _of_layer(program: Program, layer: int) -> Program:
             f"layer {layer} of `{program.name}` has a mechanism, such as `linear()`, which has no"
             " mask: use `spec.compile()`"
         )
-    read = set[str]().union(*(inputs_of(attend.graph) for attend in attends if attend.graph))
+    read = {name for each in attends for leaf in each.leaves for name in inputs_of(leaf)}
     read.update(*(inputs_read(value) for attend in attends for value in numbers_in(attend)))
     found = replace(
         program,

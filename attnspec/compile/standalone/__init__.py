@@ -18,7 +18,7 @@ from attnspec.graphs.bind import Situation
 from attnspec.graphs.relation import chosen_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
-from attnspec.ir.program import Program, leaves, scalars_of
+from attnspec.ir.program import Program, scalars_of
 from attnspec.ir.scalars import Apply, Scalar, Symbol, parts_of, symbols
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.mechanism_sizes import bind_mechanism, learned_parts
@@ -34,8 +34,8 @@ def standalone_module(program: Program, class_name: str) -> str:
             raise StandaloneError(chosen_text(leaf.pattern))
         if graphs:
             mask, scores = mask_text(program), score_text(program)
-            settings = {**mask.settings, **scores.settings, "SCALED": False}
-            text = Text({**mask.functions, **scores.functions}, settings)
+            settings = mask.settings | scores.settings | {"SCALED": False}
+            text = Text(mask.functions | scores.functions, settings)
         else:
             text = _mechanism_text(program)
         text.settings["REFUSED"] = bool(refusal)
@@ -55,7 +55,7 @@ def _refusal(program: Program) -> str:
     unless, refused = " and isinstance(k.shape[2], torch.SymInt)", " with a dynamic length"
     graphs = [each.graph for each in program.attends if each.graph]
     mechanisms = [each.mechanism.name for each in program.attends if each.mechanism]
-    patterns = {leaf.pattern for graph in graphs for leaf in leaves(graph)}
+    patterns = {leaf.pattern for each in program.attends for leaf in each.leaves}
     if patterns & {"random", "random_blocks"}:
         why, unless, refused = "its pairs are drawn at random", "", ""
     elif "expander" in patterns:
@@ -101,7 +101,7 @@ def _mechanism_text(program: Program) -> Text:
         raise StandaloneError("the arguments of its mechanism depend on n, the layer or the head")
     if isinstance(attend.scale, Symbol | Apply):
         raise StandaloneError("its scale depends on n, the layer or the head")
-    layers, heads = program.layers or 1, program.heads or 1
+    layers, heads = program.layer_count, program.head_count
     at = Situation(1, {}, layers=layers, heads=program.heads)
     declared: Any = bind_mechanism(attend.mechanism, at)
     if getattr(declared, "redraw", 0):

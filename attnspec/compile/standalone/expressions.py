@@ -18,7 +18,7 @@ from attnspec.ir.intervals import bounds
 from attnspec.ir.scalars import NEGATED, Apply
 
 LEVELS = {"|": 1, "&": 2, "+": 3, "-": 3, "*": 4, "/": 4, "//": 4, "%": 4, "**": 6}
-LEVELS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), 0)
+LEVELS |= dict.fromkeys(NEGATED, 0)
 """How strongly operators bind; comparisons in brackets read better."""
 
 SIGN, ATOM = 5, 7
@@ -68,8 +68,9 @@ class Expression:
     __truediv__, __rtruediv__ = _operator("/")
     __and__, __rand__ = _operator("&")
     __or__, __ror__ = _operator("|")
-    (__eq__, _), (__ne__, _), (__lt__, _) = map(_operator, ("==", "!=", "<"))
-    (__le__, _), (__gt__, _), (__ge__, _) = map(_operator, ("<=", ">", ">="))
+    (__eq__, _), (__ne__, _), (__lt__, _), (__le__, _), (__gt__, _), (__ge__, _) = map(
+        _operator, ("==", "!=", "<", "<=", ">", ">=")
+    )
 
     def __neg__(self) -> Operand:
         if self.kind == "bool":
@@ -175,7 +176,7 @@ def alike(a: Operand, b: Operand, is_real: bool = False) -> tuple[Operand, Opera
     known = "real" if is_real or "real" in kinds else "int"
     kind = next((each for each in ("score", "number") if each in kinds), known)
     if is_real or kind == "score" or "real" in kinds:
-        other = [bool(tensor_of(x)) and kind_of(x) in REALS for x in (b, a)]
+        other = [tensor_of(x) and kind_of(x) in REALS for x in (b, a)]
         a, b = (x if is_known else real(x) for x, is_known in zip((a, b), other, strict=True))
     return counted(a), counted(b), kind
 

@@ -111,8 +111,8 @@ def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
     named = ((name, Symbol(f".{name}") if f".{name}" in sizes else given[name]) for name in given)
     predicate = predicate_of_leaf(replace(leaf, arguments=tuple(named)), limited=False)
     if predicate is None:
-        at = Situation(1, BY_NAME, grid=_numbers("sizes of its grid", page.program.grid, page))
-        at = replace(at, extra_tokens=page.program.extra_tokens)
+        extents = _numbers("sizes of its grid", page.program.grid, page)
+        at = Situation(1, BY_NAME, grid=extents, extra_tokens=page.program.extra_tokens)
         box = ((name, _numbers(f"{name} of a box", x, page)) for name, x in given.items())
         return bind(replace(leaf, arguments=tuple(box)), at).holds(q.at, k.at, 1)
     return said(fold(predicate, {}), {"q": q.at, "k": k.at, **sizes}, page)
@@ -264,7 +264,7 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
                 )
             return joined(op, *args)
         case "min" | "max":
-            return reduce(lambda a, b: _extreme(op, a, b), args)
+            return reduce(partial(_extreme, op), args)
         case "**":
             return _power(args[0], args[1], page)
         case "item":
@@ -295,9 +295,9 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
 def _extreme(op: str, a: Operand, b: Operand) -> Operand:
     if not isinstance(a, Expression) and not isinstance(b, Expression):
         return OPERATIONS[op](a, b)
-    if not tensor_of(a, b):
-        return call(op, a, b, kind="real" if "real" in (kind_of(a), kind_of(b)) else "int")
     a, b, kind = alike(a, b)
+    if not tensor_of(a, b):
+        return call(op, a, b, kind=kind)
     if tensor_of(a) and tensor_of(b):
         return call(f"torch.{op}imum", a, b, kind=kind)
     clamp = ".clamp_max" if op == "min" else ".clamp_min"
@@ -311,7 +311,7 @@ def _power(x: Operand, power: Operand, page: Page) -> Operand:
         return reduce(mul, [x] * power) if power else x * 0 + 1
     if not (constant or page.scores) and tensor_of(x, power):
         raise StandaloneError("the exponent of a power of positions is not a fixed number")
-    whole = kind_of(x) == "int" and kind_of(power) == "int"
+    whole = kind_of(x) == kind_of(power) == "int"
     if whole and ends_of("max", power)[0] < 0:
         if not tensor_of(x, power):
             raise StandaloneError(f"the exponent `{flat(power)}` may be negative")

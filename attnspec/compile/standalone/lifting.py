@@ -58,14 +58,12 @@ class Text:
             "PAIRS": bool(pair_inputs(program)),
             **self.settings,
         }
-        names = {**self.names, **(module.TWO_SEQUENCES if program.cross else {})}
+        names = self.names | (module.TWO_SEQUENCES if program.cross else {})
         written = self.functions
-        sources = {
-            **_definitions((scores.__name__, *self.sources, DRAWS, module.__name__)),
-            **written,
-        }
+        modules = scores.__name__, *self.sources, DRAWS, module.__name__
+        sources = _definitions(modules) | written
         texts: dict[str, str] = {}
-        read: dict[str, None] = {}
+        read = set[str]()
 
         def visit(name: str) -> None:
             text = written.get(name)
@@ -76,7 +74,7 @@ class Text:
                 for old, new in names.items():
                     text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
             called = _names_read(text)
-            read.update(dict.fromkeys(called))
+            read.update(called)
             for each in called:
                 if each in sources and each not in texts:
                     visit(each)

@@ -58,7 +58,7 @@ class Page:
     @property
     def known(self) -> dict[str, int]:
         """The symbols whose values the program says."""
-        known = {"layers": self.program.layers or 1, "heads": self.program.heads}
+        known = {"layers": self.program.layer_count, "heads": self.program.heads}
         return {name: count for name, count in known.items() if count is not None}
 
     def symbol(self, name: str) -> Expression:

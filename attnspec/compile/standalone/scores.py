@@ -42,7 +42,7 @@ def score_text(program: Program) -> Text:
         if score.name == "alibi" and program.heads is None:
             values["slope"] = page.made("slopes", "slopes_of(q)", "[h]", "real")
         elif score.name == "alibi":
-            slopes = score.slopes or alibi_slopes(program.heads or 1)
+            slopes = score.slopes or alibi_slopes(program.head_count)
             arguments["slope"] = Apply("item", (HEAD, *slopes))
         if score.name == "bias":
             table, buckets = tables[place, score], buckets_of(score)
@@ -52,7 +52,7 @@ def score_text(program: Program) -> Text:
             before.append(f'{table} = learned["{table}"].to(kind).expand(q.shape[1], -1)')
             values[table + TABLE] = Expression(table, "score", REALS)
             # how the table starts
-            parts[table] = (program.layers or 1, program.heads or 1, buckets), "constant_", 0.0
+            parts[table] = (program.layer_count, program.head_count, buckets), "constant_", 0.0
         value = fold(fold(NAMED.get(score.name, Symbol("value")), arguments), page.known)
         read.update(inputs_read(value))
         statements.append(f"score = {_of_score(said(value, values, page), value, page)}")

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from attnspec.graphs.bind import BindError, bind, situation_of
+from attnspec.graphs.bind import BindError, bind, situation_of, stand_ins
 from attnspec.graphs.forms.dnf import Place, place_of
 from attnspec.graphs.forms.properties import asks_for_cells, never_reads_later
 from attnspec.graphs.forms.written import written, written_leaf, written_mechanism, written_scalar
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
-from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import (
@@ -100,9 +99,8 @@ def bound_choice(
     program: Program, leaf: Leaf, n: int, layer: int = 0, head: int = 0
 ) -> DataDependent | None:
     """Data-dependent choices at n positions, None where they have no value there."""
-    inputs = {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
     try:
-        at = situation_of(program, n, layer, head, grid=(), inputs=inputs)
+        at = situation_of(program, n, layer, head, grid=(), inputs=stand_ins(program))
         choice = bind(leaf, at)
     except (BindError, RelationError, ScalarError):
         return None
