@@ -162,7 +162,10 @@ class MechanismDeclaration:
         return (3 if again else 2) * once - 2 * n * self.row_flops(size)
 
     def held(self, at: Sizes) -> int:
-        """The most numbers that all heads hold at one time beside q, k, v and the output."""
+        """The most numbers that all heads hold at one time beside q, k, v and the output; here
+        those of sums of features, or two tensors."""
+        if not self.sums:
+            return 2 * at.heads * at.tensor
         width, size = self.feature_width(at.size), at.size
         rows = min(at.heads * at.n, max(1, LIMITS.piece // max(width, size)))
         together = min(at.heads, max(1, -(-rows // max(1, at.n))))
@@ -187,8 +190,9 @@ class MechanismDeclaration:
         return elements
 
     def row_flops(self, size: int) -> int:
-        """The operations that make the features of one row of a query or key."""
-        return 0
+        """The operations that make the features of one row of a query or key: the products with as
+        many rows as are drawn."""
+        return 2 * getattr(self, "features", 0) * size
 
     def feature_width(self, size: int) -> int:
         """How many features the rows of a sum of features have."""
@@ -213,4 +217,4 @@ class MechanismDeclaration:
     @property
     def longest(self) -> int | None:
         """The longest sequence that what it learns is for, None where that knows no length."""
-        return None
+        return getattr(self, "max_length", None)

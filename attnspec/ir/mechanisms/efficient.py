@@ -32,8 +32,5 @@ class Efficient(MechanismDeclaration):
     def flops(self, n: int, size: int) -> int:
         return 4 * n * size * size
 
-    def held(self, at: Sizes) -> int:
-        return 2 * at.heads * at.tensor
-
     def between(self, at: Sizes) -> int:
         return 2 * at.tensor + at.size * at.size

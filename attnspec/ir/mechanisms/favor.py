@@ -49,8 +49,5 @@ class Favor(MechanismDeclaration):
     def positive(cls, arguments: Mapping[str, object]) -> bool:
         return arguments.get("kind") != "trig"
 
-    def row_flops(self, size: int) -> int:
-        return 2 * self.features * size
-
     def feature_width(self, size: int) -> int:
         return self.features * (2 if self.kind in ("trig", "hyperbolic") else 1)

@@ -28,8 +28,5 @@ class Fourier(MechanismDeclaration):
     def flops(self, n: int, size: int) -> int:
         return round(5 * n * size * (math.log2(max(n, 1)) + math.log2(max(size, 1))))
 
-    def held(self, at: Sizes) -> int:
-        return 2 * at.heads * at.tensor
-
     def between(self, at: Sizes) -> int:
         return 2 * at.tensor

@@ -33,15 +33,8 @@ class Gmlp(MechanismDeclaration):
     def flops(self, n: int, size: int) -> int:
         return 2 * n * n * size
 
-    def held(self, at: Sizes) -> int:
-        return 2 * at.heads * at.tensor
-
     def between(self, at: Sizes) -> int:
         return at.tensor + at.n * at.n
-
-    @property
-    def longest(self) -> int:
-        return self.max_length
 
     def parts(self) -> tuple[Part, ...]:
         length = self.max_length

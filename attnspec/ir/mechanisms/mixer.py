@@ -35,10 +35,6 @@ class Mixer(MechanismDeclaration):
     def between(self, at: Sizes) -> int:
         return self.hidden * (at.size + 2 * at.n)
 
-    @property
-    def longest(self) -> int:
-        return self.max_length
-
     def parts(self) -> tuple[Part, ...]:
         length, hidden = self.max_length, self.hidden
         return (

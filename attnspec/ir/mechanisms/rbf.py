@@ -35,9 +35,6 @@ class Rbf(MechanismDeclaration):
     def positive(cls, arguments: Mapping[str, object]) -> bool:
         return True
 
-    def row_flops(self, size: int) -> int:
-        return 2 * self.features * size
-
     def feature_width(self, size: int) -> int:
         return self.features
 

@@ -36,9 +36,6 @@ class Rfa(MechanismDeclaration):
     sums: ClassVar = True
     operations: ClassVar = "12 m d n"
 
-    def row_flops(self, size: int) -> int:
-        return 2 * self.features * size
-
     def feature_width(self, size: int) -> int:
         return 2 * self.features
 

@@ -79,10 +79,6 @@ class Synthesizer(MechanismDeclaration):
         short = math.isqrt(self.max_length - 1) + 1
         return short, -(-self.max_length // short)
 
-    @property
-    def longest(self) -> int:
-        return self.max_length
-
     def parts(self) -> tuple[Part, ...]:
         mix = (Part("mix", (1,)),) if self.products else ()
         match self.kind:
