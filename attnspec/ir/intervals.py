@@ -162,10 +162,8 @@ def _equal(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _corners(op: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Bounds, b: Bounds) -> Bounds:
-    corners = [op(x, y) for x in a for y in b]
-    return np.minimum.reduce(np.broadcast_arrays(*corners)), np.maximum.reduce(
-        np.broadcast_arrays(*corners)
-    )
+    corners = np.broadcast_arrays(*(op(x, y) for x in a for y in b))
+    return np.minimum.reduce(corners), np.maximum.reduce(corners)
 
 
 def _reduce(op: np.ufunc, a: list[Bounds]) -> Bounds:
