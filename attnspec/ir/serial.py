@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from attnspec.ir.program import (
     SIZED,
@@ -83,15 +83,7 @@ def from_data(data: Mapping[str, Plain]) -> Program:
         causal=cast(bool, data["causal"]),
         grid=None if grid is None else tuple(_scalar_in(x) for x in grid),
         extra_tokens=cast(int, data["extra_tokens"]),
-        inputs=tuple(
-            Input(
-                cast(str, x["name"]),
-                cast(str, x["kind"]),
-                cast("int | None", x["at_most"]),
-                cast(int, x.get("size", 1)),
-            )
-            for x in _dicts(data["inputs"])
-        ),
+        inputs=tuple(Input(**x) for x in cast("list[dict[str, Any]]", data["inputs"])),
         cross=cast(bool, data.get("cross", False)),
     )
 
