@@ -188,13 +188,8 @@ TRUTHS = frozenset((*NEGATED, "within", "one_of", "and", "or", "not"))
 """What is true or false."""
 
 FUNCTIONS: dict[str, tuple[int, int | None]] = {
-    "isqrt": (1, 1),
-    "sqrt": (1, 1),
-    "log2": (1, 1),
-    "ceil": (1, 1),
-    "floor": (1, 1),
-    "min": (1, None),
-    "max": (1, None),
+    **dict.fromkeys(("isqrt", "sqrt", "log2", "ceil", "floor"), (1, 1)),
+    **dict.fromkeys(("min", "max"), (1, None)),
     "abs": (1, 1),
 }
 """The functions of the language with their least and most arguments (None = any number)."""
