@@ -233,7 +233,7 @@ def _slots(a: Elaborated, b: Elaborated) -> list[tuple[Slot, ...]]:
     ]
     groups: dict[tuple[object, ...], list[Slot]] = {}
     for slot in product(range(layers), range(heads)):
-        numbers = tuple(_attend_number(spec, *slot) for spec in (a, b))
+        numbers = tuple(spec.program.number(*slot) for spec in (a, b))
         differs_here = any(here[number] for here, number in zip(differs, numbers, strict=True))
         groups.setdefault((*numbers, slot if differs_here else None), []).append(slot)
         require_supported(0, len(groups))
@@ -244,12 +244,6 @@ def _asks(attend: Attend) -> bool:
     """Whether a mechanism has other options in another layer or head."""
     asked = set() if attend.mechanism is None else symbols_in(attend.mechanism)
     return bool(asked & {"layer", "head"})
-
-
-def _attend_number(spec: Elaborated, layer: int, head: int) -> int:
-    program = spec.program
-    row = program.row(layer)
-    return row[0 if program.heads is None else head]
 
 
 def _compared(

@@ -96,8 +96,8 @@ def few_places(claim: Claim, stack: Stack) -> list[tuple[int, int]]:
 
 def reads_by_head(stack: Stack) -> str | None:
     """Why it is not known what all heads of a spec read, or None."""
-    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
-    if stack.program.heads is None and any("head" in symbols_of(graph) for graph in graphs):
+    program = stack.program
+    if program.heads is None and any("head" in symbols_of(graph) for graph in program.graphs):
         return f"the pairs depend on `head`, {HEADS}"
     return None
 

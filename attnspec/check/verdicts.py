@@ -199,8 +199,7 @@ def _domain(claim: Claim, stack: Stack, attends: Sequence[Attend]) -> Domain:
         return Domain((), {}, True)
     fixed = stack.program.fixed_length
     wanted = lengths_of(claim) if fixed is None or claim.at is not None else (fixed,)
-    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
-    terms = claim.terms if claim.kind in GRAPHS else graphs
+    terms = claim.terms if claim.kind in GRAPHS else stack.program.graphs
     attends = () if claim.kind in GRAPHS else attends
     everywhere = values.total(terms, attends, stack.program, fixed or claim.since or 1)
     faults: dict[int, Diagnostic] = {}

@@ -219,9 +219,8 @@ def _parts_of(value: Any) -> Mapping[Any, Any]:
 
 def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: set[int]) -> None:
     """Raise AttnSpecError where the function and the spec differ in a pair."""
-    graphs = (attend.graph for attend in spec.program.attends if attend.graph)
-    asked = (_asked(value) for x in graphs for leaf in leaves(x) for _, value in leaf.arguments)
-    reads_head = any("head" in names for names in asked)
+    every = (leaf for term in spec.program.graphs for leaf in leaves(term))
+    reads_head = any("head" in _asked(value) for leaf in every for _, value in leaf.arguments)
     heads = spec.heads or (HEADS if reads_head else 1)
     for n, samples in _trials(spec, captured, sizes):
         try:

@@ -237,7 +237,16 @@ class Program:
 
     def attend(self, layer: int = 0, head: int = 0) -> Attend:
         """What a head of a layer does; raises IndexError where the spec has no such slot."""
-        return self.attends[self.row(layer)[0 if self.heads is None else head]]
+        return self.attends[self.number(layer, head)]
+
+    def number(self, layer: int, head: int) -> int:
+        """Which of `attends` that is."""
+        return self.row(layer)[0 if self.heads is None else head]
+
+    @property
+    def graphs(self) -> list[Term]:
+        """The graphs of `attends`, as far as they have one."""
+        return [attend.graph for attend in self.attends if attend.graph is not None]
 
     @property
     def fixed_length(self) -> int | None:

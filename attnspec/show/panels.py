@@ -69,7 +69,7 @@ def grouped(
             if attend.graph is None and formula is not None:
                 without.setdefault(formula, []).append((layer, one))
                 continue
-            number = row[0 if program.heads is None else one]
+            number = program.number(layer, one)
             if number not in bound or stack.differs(number):
                 bound[number] = stack.relation(n, layer, one)
             groups.setdefault((bound[number], formula), []).append((layer, one))

@@ -78,8 +78,7 @@ class Picture:
         if self.spec.program.cross:
             # the stack says which graph is decided, and what shows its pairs
             return {}
-        graphs = (attend.graph for attend in self.spec.program.attends)
-        if not any(graph is not None and decides(graph) for graph in graphs):
+        if not any(map(decides, self.spec.program.graphs)):
             return {}
         # torch takes long to load, and most pictures need none
         from attnspec.compile.decided import sample_pairs

@@ -71,9 +71,8 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
     if stack.program.grid is not None:
         return _measured(stack, n, elaborated, None)
     most = growth_of(stack.program)
-    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
     # one sample of run-time inputs says nothing of other lengths
-    reason = stack.unknown or unread_text(set().union(*map(inputs_of, graphs)))
+    reason = stack.unknown or unread_text(set().union(*map(inputs_of, stack.program.graphs)))
     if not reason:
         return _measured(stack, n, elaborated, most)
     notes = [f"at most: {reason}"]
@@ -106,8 +105,8 @@ def _measured(
     if not counts[max(counts)] or len(lengths) < ENOUGH:
         return Figure("0" if not counts[max(counts)] else None, "estimate", note)
     edges = np.array([counts[length] for length in lengths], float)
-    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
-    drawn = any("seed" in arguments_of(leaf) for graph in graphs for leaf in leaves(graph))
+    every = (leaf for graph in stack.program.graphs for leaf in leaves(graph))
+    drawn = any("seed" in arguments_of(leaf) for leaf in every)
     noise = 2 / math.sqrt(edges.min()) if drawn else 0.0
     return Figure(growth_text(nearest(np.array(lengths), edges, most, noise)), "estimate", note)
 

@@ -92,8 +92,7 @@ def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
     """The first layer and head whose choice of earlier keys may change with a later one; if there
     is none, what is to be said of choices."""
     words: set[str] = set()
-    graphs = (attend.graph for attend in stack.program.attends)
-    if not any(graph is not None and decides(graph) for graph in graphs):
+    if not any(map(decides, stack.program.graphs)):
         return None, ""
     for layer, head in places(stack.program):
         graph = stack.program.attend(layer, head).graph

@@ -223,9 +223,7 @@ class Inquiry:
     @property
     def undecided(self) -> bool:
         """Whether tensors have yet to decide pairs."""
-        return self.stack.unknown is not None and any(
-            decides(attend.graph) for attend in self.program.attends if attend.graph is not None
-        )
+        return self.stack.unknown is not None and any(map(decides, self.program.graphs))
 
     # --- the pairs of heads ----------------------------------------------------------------------
 
