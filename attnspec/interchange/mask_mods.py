@@ -18,8 +18,8 @@ from torch.nn.attention.flex_attention import create_mask
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.interchange.named import named
 from attnspec.interchange.traced import Captured, UntracedError, constants, graph, trace
-from attnspec.ir.program import InputRef, Leaf, Term, leaves
-from attnspec.ir.scalars import FUNCTIONS, symbols
+from attnspec.ir.program import InputRef, Term, leaves, symbols_of
+from attnspec.ir.scalars import FUNCTIONS
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError, first_line
 
@@ -105,7 +105,7 @@ def written_as(
 ) -> Iterator[Spec]:
     """The spec of a graph, with `more` inputs by their kinds, and further statements; its
     errors have no places, since nobody wrote its text."""
-    found = named(term)
+    pattern, causal = named(term)
     refs = [
         ref
         for leaf in leaves(term)
@@ -118,8 +118,8 @@ def written_as(
     lines = [f"attention {called} {{"]
     lines += [f"    heads {heads}"] if heads is not None else []
     lines += [f"    input {name}: {kind}" for name, kind in {**(more or {}), **read}.items()]
-    lines += ["    causal"] if found.causal else []
-    lines += [f"    attend {found.text}", *(f"    {each}" for each in rest), "}", ""]
+    lines += ["    causal"] if causal else []
+    lines += [f"    attend {pattern}", *(f"    {each}" for each in rest), "}", ""]
     try:
         yield parse("\n".join(lines))
     except SpecError as error:
@@ -133,12 +133,8 @@ def written_as(
 
 def require_positions(term: Term) -> None:
     """Raise where a predicate asks which sample of the batch it is in."""
-    if any("b" in _asked(value) for leaf in leaves(term) for _, value in leaf.arguments):
+    if "b" in symbols_of(term):
         raise UntracedError("its pairs depend on the sample's index; read a tensor at [b] instead")
-
-
-def _asked(value: object) -> tuple[str, ...]:
-    return () if isinstance(value, InputRef | Leaf | tuple) else symbols(value)  # type: ignore[arg-type]
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -219,8 +215,7 @@ def _parts_of(value: Any) -> Mapping[Any, Any]:
 
 def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: set[int]) -> None:
     """Raise AttnSpecError where the function and the spec differ in a pair."""
-    every = (leaf for term in spec.program.graphs for leaf in leaves(term))
-    reads_head = any("head" in _asked(value) for leaf in every for _, value in leaf.arguments)
+    reads_head = any("head" in symbols_of(term) for term in spec.program.graphs)
     heads = spec.heads or (HEADS if reads_head else 1)
     for n, samples in _trials(spec, captured, sizes):
         try:

@@ -7,7 +7,6 @@ Each is compared by form, so that what is written has the same pairs for every n
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from attnspec.elaborate import elaborate
@@ -53,30 +52,22 @@ _TWO = (
 """Patterns of two."""
 
 
-@dataclass(frozen=True)
-class Named:
-    """A graph as text; `causal` says that the statement stands beside it."""
-
-    text: str
-    causal: bool
-
-
-def named(term: Term) -> Named:
-    """A graph as short as was found."""
+def named(term: Term) -> tuple[str, bool]:
+    """A graph as short as was found, and whether the statement `causal` stands beside it."""
     texts = sorted(_candidates(term), key=lambda text: (len(text), text))
     meant = form_of(term, Place())
     for causal in (False, True) if meant is not None else ():
         for text in texts:
             form = _form(text, causal)
             if form is not None and equal(form, meant):  # type: ignore[arg-type]
-                return Named(text, causal)
+                return text, causal
     rest, causal = _less_causal(term)
     forms = {_form(text, False): text for text in reversed(texts)}
     if causal:
         # a graph with no pair of k > q says more than one that is cut by the statement
         for text in sorted(texts, key=lambda text: _form(text, False) != _form(text, True)):
             forms.setdefault(_form(text, True), text)
-    return Named(_parts(rest, forms, 0, causal), causal)
+    return _parts(rest, forms, 0, causal), causal
 
 
 def _parts(term: Term, candidates: dict[Form | None, str], level: int, causal: bool) -> str:
