@@ -255,18 +255,12 @@ def _trials(
     at_positions, lengths = captured.tensors, captured.lengths
     rows = [len(x) for x in at_positions.values() if x.dim() == 2]
     batch = max([*rows, *map(len, lengths.values())], default=1)
-
     if at_positions:
         tried = {min(LONGEST, *(tensor.shape[-1] for tensor in at_positions.values()))}
     else:
         sizes = sizes.union(*(x.tolist() for x in lengths.values()))
         tried = {*LENGTHS, min(LONGEST, 2 * max(sizes, default=0) + 3)}
     for n in sorted(tried):
-        every = [
-            (
-                name,
-                lengths[name] if name in lengths else at_positions[name][..., :n].expand(batch, -1),
-            )
-            for name in spec.inputs
-        ]
-        yield n, [{name: x[sample].numpy() for name, x in every} for sample in range(batch)]
+        every = lengths | {x: y[..., :n].expand(batch, -1) for x, y in at_positions.items()}
+        read = {name: every[name] for name in spec.inputs}
+        yield n, [{name: x[sample].numpy() for name, x in read.items()} for sample in range(batch)]
