@@ -714,9 +714,10 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "floor_divide": partial(_numeric, "//"),
     "remainder": partial(_numeric, "%"),
     "pow": partial(_numeric, "**"),
-    "neg": partial(_numeric, "neg"),
-    **{name: partial(_numeric, name) for name in (*SCORE_FUNCTIONS, "sqrt", "log2")},
-    "abs": partial(_numeric, "abs"),
+    **{
+        name: partial(_numeric, name)
+        for name in (*SCORE_FUNCTIONS, "sqrt", "log2", "neg", "abs", "floor", "ceil")
+    },
     "minimum": partial(_numeric, "min"),
     "maximum": partial(_numeric, "max"),
     "clamp": _clamp,
@@ -727,8 +728,6 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "bucketize": _bucketed,
     "searchsorted": lambda limits, x, right=False, **rest: _bucketed(x, limits, right),
     "trunc": _cut_off,
-    "floor": partial(_numeric, "floor"),
-    "ceil": partial(_numeric, "ceil"),
     "eq": partial(_compared, "=="),
     "ne": partial(_compared, "!="),
     "lt": partial(_compared, "<"),
