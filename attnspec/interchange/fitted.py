@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import numpy as np
+
+from attnspec.text.diagnostics import ranges
 
 MOST_LISTED = 12
 """Runs of positions that a token set is written with at most."""
@@ -160,10 +161,9 @@ class Fit:
         for name, axis in (("columns", 0), ("rows", 1)):
             counted, present = self.care.sum(axis), self.mask.sum(axis)
             every[name] = (present == counted) & (counted > 0) if inside else present > 0
-        both = every["columns"] & every["rows"]
-        for name, members in (*every.items(), ("global", both)):
-            if name == "global" and not inside:
-                continue
+        if inside:
+            every["global"] = every["columns"] & every["rows"]
+        for name, members in every.items():
             for text, chosen in self._sets(members):
                 present = {
                     "columns": np.broadcast_to(chosen[None], self.mask.shape),
@@ -191,19 +191,16 @@ class Fit:
             ends = (position < leading) | (position >= n - trailing)
             yield f"first({leading}) | last({trailing})", ends
         for chosen in (members, members & (position < n - trailing)):
-            runs = _runs(chosen)
-            if 0 < len(runs) <= MOST_LISTED:
-                yield f"positions({', '.join(_span(*run) for run in runs)})", chosen
+            runs = ranges(np.flatnonzero(chosen).tolist())
+            if runs and runs.count(",") < MOST_LISTED:
+                yield f"positions({runs})", chosen
         for step in range(2, n // 2):
-            for offset in range(min(step, n)):
-                if members[offset::step].all():
-                    chosen = (position >= offset) & ((position - offset) % step == 0)
-                    tail = f", offset = {offset}" if offset else ""
-                    yield f"every({step}{tail})", chosen
-                    break
-            else:
-                continue
-            break
+            offset = next((each for each in range(step) if members[each::step].all()), None)
+            if offset is not None:
+                chosen = (position >= offset) & ((position - offset) % step == 0)
+                tail = f", offset = {offset}" if offset else ""
+                yield f"every({step}{tail})", chosen
+                break
 
     def _columns_by_residue(self) -> Iterator[Atom]:
         """The last cells of every stride."""
@@ -280,16 +277,3 @@ def by_distance(gap: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """How many pairs of a mask there are at each of the distances, from the least to the most."""
     most = int(gap.max())
     return np.bincount((gap + most)[mask], minlength=2 * most + 1)
-
-
-def _runs(members: np.ndarray) -> list[tuple[int, int]]:
-    """Members as runs (first, last)."""
-    return [
-        (run[0][1], run[-1][1])
-        for _, group in groupby(enumerate(np.flatnonzero(members).tolist()), lambda x: x[1] - x[0])
-        if (run := list(group))
-    ]
-
-
-def _span(first: int, last: int) -> str:
-    return f"{first}" if first == last else f"{first}..{last}"
