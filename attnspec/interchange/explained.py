@@ -179,21 +179,22 @@ def _restrictions(mask: np.ndarray) -> Iterator[_Restriction]:
     n = len(mask)
     everything, causal = np.ones_like(mask), np.tri(n, dtype=bool)
     yield _Restriction((), "", everything)
-    below = not (mask & ~causal).any() and n > 1
-    if below:
-        yield _Restriction(("causal",), "", causal)
-    for lines, outer in ((("causal",), causal),) if below else (((), everything),):
-        hulls = [
-            _Restriction(lines, atom.text, atom.mask & outer)
-            for atom in Fit(mask, everything).around()
-            if atom.text.startswith("block(") and not (atom.mask | ~outer).all()
-        ]
-        yield from sorted(hulls, key=lambda one: int(one.mask.sum()))[:MOST_HULLS]
-        labels = _documents(mask)
-        if labels is not None:
-            same = labels[:, None] == labels[None]
-            declared, inputs = ("input document: ids", *lines), (("document", labels),)
-            yield _Restriction(declared, "same(document)", same & outer, inputs)
+    lines: tuple[str, ...] = ()
+    outer = everything
+    if not (mask & ~causal).any() and n > 1:
+        lines, outer = ("causal",), causal
+        yield _Restriction(lines, "", outer)
+    hulls = [
+        _Restriction(lines, atom.text, atom.mask & outer)
+        for atom in Fit(mask, everything).around()
+        if atom.text.startswith("block(") and not (atom.mask | ~outer).all()
+    ]
+    yield from sorted(hulls, key=lambda one: int(one.mask.sum()))[:MOST_HULLS]
+    labels = _documents(mask)
+    if labels is not None:
+        same = labels[:, None] == labels[None]
+        declared, inputs = ("input document: ids", *lines), (("document", labels),)
+        yield _Restriction(declared, "same(document)", same & outer, inputs)
 
 
 def _documents(mask: np.ndarray) -> np.ndarray | None:
@@ -346,7 +347,6 @@ def _smoothed(mask: np.ndarray, care: np.ndarray) -> np.ndarray:
     counted, present = (by_distance(gap, x) for x in (care, mask & care))
     smooth = (present > MOST_OF * counted)[gap + n - 1]
     for axis in (0, 1):
-        counted, present = care.sum(axis), (mask & care).sum(axis)
-        often = present > MOST_OF * counted
-        smooth |= often[None] if axis == 0 else often[:, None]
+        counted, present = (x.sum(axis, keepdims=True) for x in (care, mask & care))
+        smooth |= present > MOST_OF * counted
     return np.asarray(smooth & care)
