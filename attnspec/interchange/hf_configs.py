@@ -274,7 +274,12 @@ def _require_sayable(config: Config, within: str = "") -> None:
 def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
     kind = config.kind
     if kind in _OF_TWO:
-        layers = _OF_TWO[kind](config, _stack(kind, part))
+        if part not in ("encoder", "decoder"):
+            raise AttnSpecError(
+                f"`{kind}` has an encoder and a decoder, each with a spec of its own: say `part ="
+                f" 'encoder'` or 'decoder', got {part!r}"
+            )
+        layers = _OF_TWO[kind](config, part)
     elif part is not None:
         why = "has one stack of layers" if kind in _KNOWN else "is not known"
         raise AttnSpecError(
@@ -586,15 +591,6 @@ def _encoder_decoder(config: Config, stack: str) -> Layers:
     """BART and its like: every token of the text, every earlier one of what is written."""
     count = config.get(f"{stack}_layers") or _count_of(config)
     return Layers(("full",) * count, stack == "decoder")
-
-
-def _stack(kind: str, part: str | None) -> str:
-    if part not in ("encoder", "decoder"):
-        raise AttnSpecError(
-            f"`{kind}` has an encoder and a decoder, each with a spec of its own: say `part ="
-            f" 'encoder'` or 'decoder', got {part!r}"
-        )
-    return part
 
 
 _OWN: dict[str, Callable[[Config], Layers]] = {
