@@ -368,7 +368,8 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
     computes with reals as float64 does."""
     if kind in (torch.bool, torch.int64) or _ROUNDS.get():
         return
-    info = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
+    floating = kind.is_floating_point
+    info = torch.finfo(kind) if floating else torch.iinfo(kind)
     most = 2 / info.eps if isinstance(info, torch.finfo) else info.max
     for _, value in _each(said):
         if not isinstance(value, Symbol | Apply):
@@ -379,10 +380,9 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         if isinstance(value, Entry) and value.dtype.is_floating_point:
             # as it was captured
             continue
-        places, ranges = _places(value) if kind.is_floating_point else 0, _ranges(value)
-        below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
+        places, ranges = _places(value) if floating else 0, _ranges(value)
+        below = not floating and bounds(value, ranges)[0] < info.min
         if places is None or below or _reach(value, ranges, places) > most:
-            floating = kind.is_floating_point
             fault, longer = ("be rounded", "float64") if floating else ("overflow", "int64")
             advice = f"convert the operands to torch.{longer}"
             advice = "write the condition with smaller numbers" if kind == torch.float64 else advice
