@@ -174,12 +174,9 @@ def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
 
 def slot_text(stack: Stack, layer: int, head: int) -> str:
     """Where a head stands, as far as the spec tells layers and heads apart: ` in layer 1`."""
-    parts = []
-    if stack.program.layer_count > 1:
-        parts.append(f"layer {layer}")
-    if stack.program.heads is not None:
-        parts.append(f"head {head}")
-    return f" in {', '.join(parts)}" if parts else ""
+    several = stack.program.layer_count > 1
+    place = Place(layer if several else None, None if stack.program.heads is None else head)
+    return place.text
 
 
 def shown(number: float) -> str:
