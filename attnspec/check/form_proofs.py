@@ -58,18 +58,14 @@ def proven(claim: Claim, stack: Stack) -> bool:
         compare = claim.compare
     else:
         return False
-    layers = layer_forms(stack)
-    if layers is None:
-        return False
-    if claim.kind in ("diameter", "path_length"):
-        # the union of all layers and heads, again and again; the mean is never above the longest
-        layers = _union(layers)
-        if layers is None:
-            return False
-    bound = bound_of(layers, stack.program)
     try:
+        layers = layer_forms(stack)
+        if claim.kind in ("diameter", "path_length"):
+            # the union of all layers and heads, again and again; no mean is above the longest
+            layers = [merged(joined(layers))]
+        bound = bound_of(layers, stack.program)
         return all(_below(bound, compare, value) for value in values(claim, stack))
-    except (TooMuch, ScalarError):
+    except (TooMany, TooMuch, ScalarError):
         return False
 
 
@@ -85,8 +81,8 @@ def _below(bound: Bound, compare: str, value: Scalar) -> bool:
     return compare == "<=" and value == Apply("-", (Symbol("n"), 1))
 
 
-def layer_forms(stack: Stack) -> list[Form] | None:
-    """The form of each layer up to the last that is not a repetition, None where they are many.
+def layer_forms(stack: Stack) -> list[Form]:
+    """The form of each layer up to the last that is not a repetition; raises TooMany.
 
     A mechanism is left out: it only adds to what is joined.
     """
@@ -102,25 +98,15 @@ def layer_forms(stack: Stack) -> list[Form] | None:
             slot = (layer, head) if stack.differs(number) else None
             if (number, slot) not in forms:
                 if len(forms) == LIMITS.proofs:
-                    return None
+                    raise TooMany
                 form = form_of(graph, place_of(program, layer, head))
                 # of a form that is not known no pair is used
                 forms[number, slot] = frozenset() if form is None else form
             parts[forms[number, slot]] = None
-        try:
-            layers.append(merged(joined(list(parts))))
-        except TooMany:
-            return None
+        layers.append(merged(joined(list(parts))))
     while len(layers) > 1 and layers[-1] == layers[-2]:
         layers.pop()
     return layers
-
-
-def _union(layers: list[Form]) -> list[Form] | None:
-    try:
-        return [merged(joined(layers))]
-    except TooMany:
-        return None
 
 
 def bound_of(layers: list[Form], program: Program) -> Bound:
