@@ -545,17 +545,13 @@ class ModelAttention:
                 + ", or use `convert(model, spec)`, which numbers the layers"
                 * (place is None)
             )
+        wrong = ""
         if layer is not None and layer >= layers:
-            wanted = count or layer + 1
-            raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, and the model asks for layer {layer}:"
-                f" write `layers {wanted}`"
-            )
-        if count is not None and count < layers:
-            raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, and the model has only {count}: write"
-                f" `layers {count}`"
-            )
+            wrong = f"asks for layer {layer}: write `layers {count or layer + 1}`"
+        elif count is not None and count < layers:
+            wrong = f"has only {count}: write `layers {count}`"
+        if wrong:
+            raise AttnSpecError(f"`{self.program.name}` has {layers} layers, and the model {wrong}")
         return int(layer or 0)
 
     def require_heads(self, heads: int) -> None:
