@@ -117,16 +117,13 @@ def own_config(model: Any, name: str, layers: Collection[nn.Module]) -> Before:
     """
     transformers = import_module("transformers")
     if not isinstance(model, transformers.PreTrainedModel):
+        what = ", which makes its masks"
+        mend = "that, with `layer 0 { … }` in the spec or with `only=`"
         if not any(isinstance(x, transformers.PreTrainedModel) for x in model.modules()):
-            raise AttnSpecError(
-                f"model must be a PreTrainedModel of transformers, got {type(model).__name__}:"
-                " convert the whole model, with `only=` for a part of it; in a model of plain torch"
-                " use `attnspec.MultiheadAttention`"
-            )
+            what, mend = " of transformers", "the whole model, with `only=` for a part of it"
         raise AttnSpecError(
-            f"model must be a PreTrainedModel, which makes its masks, got {type(model).__name__}:"
-            " convert that, with `layer 0 { … }` in the spec or with `only=`; in a model of plain"
-            " torch use `attnspec.MultiheadAttention`"
+            f"model must be a PreTrainedModel{what}, got {type(model).__name__}: convert {mend};"
+            " in a model of plain torch use `attnspec.MultiheadAttention`"
         )
     parts: dict[Any, Before] = {}
     for module, part in _parts_of(model, transformers.PreTrainedModel):
