@@ -185,12 +185,14 @@ def table(reports: Sequence[Inquiry], names: Sequence[str] | None = None) -> Tex
 
     What is not exact is marked, what is not known left out.
     """
-    chosen = _common(reports) if names is None else tuple(names)
+    if names is None:
+        # what is soon found for all of them
+        names = max(reports, key=lambda report: report.length).default_names
     several = len({report.program.name for report in reports}) > 1
     rows: list[Sequence[str]] = [["", *(report.lengths for report in reports)]]
     if several:
         rows.insert(0, ["", *(report.program.name for report in reports)])
-    for name in chosen:
+    for name in names:
         entry = reports[0].entries[name]
         if entry.kind == "words":
             continue
@@ -205,11 +207,6 @@ def table(reports: Sequence[Inquiry], names: Sequence[str] | None = None) -> Tex
     return text
 
 
-def _common(reports: Sequence[Inquiry]) -> tuple[str, ...]:
-    """What is soon found for all of them."""
-    return max(reports, key=lambda report: report.length).default_names
-
-
 def _cell(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
     if isinstance(figure, Unknown):
         return "-"
@@ -217,24 +214,20 @@ def _cell(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
     return value_of(entry, figure) + mark
 
 
-def html(reports: Sequence[Inquiry]) -> str:
-    """An HTML table of reports."""
+def html(report: Inquiry) -> str:
+    """An HTML table of a report."""
     rows = []
-    for name in _common(reports):
-        entry = reports[0].entries[name]
-        cells = []
-        for report in reports:
-            figure = report.figure(name)
-            if isinstance(figure, Unknown):
-                cells.append(f"<td>not known</td><td>{escape(figure.reason)}</td>")
-                continue
-            note = f"{figure.quality}{', ' if figure.note else ''}{figure.note}"
+    for name in report.default_names:
+        entry, figure = report.entries[name], report.figure(name)
+        if isinstance(figure, Unknown):
+            value, note = "not known", figure.reason
+        else:
             value = escape(value_of(entry, figure)).replace("\n", "<br>")
-            cells.append(f"<td>{value}</td><td>{escape(note)}</td>")
-        rows.append(f"<tr><th style='text-align:left'>{escape(entry.title)}</th>{''.join(cells)}")
-    titles = (f"{escape(report.program.name)}, {report.lengths}" for report in reports)
-    heads = "".join(f"<th colspan='2'>{title}</th>" for title in titles)
-    return f"<table><tr><th></th>{heads}</tr>{'</tr>'.join(rows)}</tr></table>"
+            note = f"{figure.quality}{', ' if figure.note else ''}{figure.note}"
+        title = f"<th style='text-align:left'>{escape(entry.title)}</th>"
+        rows.append(f"<tr>{title}<td>{value}</td><td>{escape(note)}</td>")
+    head = f"<th colspan='2'>{escape(report.program.name)}, {report.lengths}</th>"
+    return f"<table><tr><th></th>{head}</tr>{'</tr>'.join(rows)}</tr></table>"
 
 
 # --- values ---------------------------------------------------------------------------------------

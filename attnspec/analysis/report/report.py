@@ -274,7 +274,7 @@ class Report(Inquiry):
     def _repr_html_(self) -> str:
         from attnspec.analysis.report.printed import html
 
-        return html([self])
+        return html(self)
 
 
 NAMES = tuple(Report.entries)
