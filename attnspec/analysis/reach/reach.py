@@ -40,20 +40,19 @@ last.
 
 def hops(stack: Stack, n: int, query: int) -> np.ndarray:
     """Layers until `query` has read each key, int64 [n], -1 for never."""
-    _require_position(n, query)
+    _require_positions(n, query)
     return walks.hops(layers_of(stack, n), query)
 
 
 def told(stack: Stack, n: int, key: int) -> np.ndarray:
     """Layers until each query has read `key`, int64 [n], -1 for never."""
-    _require_position(n, key)
+    _require_positions(n, key)
     return walks.told(layers_of(stack, n), key)
 
 
 def path(stack: Stack, n: int, query: int, key: int) -> Steps | None:
     """The steps of a shortest path through the layers, None where there is none."""
-    _require_position(n, query)
-    _require_position(n, key)
+    _require_positions(n, query, key)
     reads = walks.walk(layers_of(stack, n), query, key)
     if reads is None:
         return None
@@ -71,8 +70,7 @@ def path(stack: Stack, n: int, query: int, key: int) -> Steps | None:
 
 def path_in_union(stack: Stack, n: int, query: int, key: int) -> Steps | None:
     """The same in the union of all layers and heads; the layers then are in no order."""
-    _require_position(n, query)
-    _require_position(n, key)
+    _require_positions(n, query, key)
     reads = walks.walk(union_of(stack, n), query, key)
     if reads is None:
         return None
@@ -115,7 +113,7 @@ def path_length(stack: Stack, n: int) -> Figure[float | None]:
 def eccentricity(stack: Stack, n: int, position: int) -> Figure[int | None]:
     """The longest shortest path from a position to a key it is allowed, in the union; None if it
     never reads one of them."""
-    _require_position(n, position)
+    _require_positions(n, position)
     chain = union_of(stack, n)
     layers = walks.hops(chain, position)[: chain.allowed(position)]
     never = np.flatnonzero(layers < 0)
@@ -188,8 +186,9 @@ def _slot(slots: Iterable[tuple[int, int, Relation]], read: walks.Read, n: int) 
     raise InternalError(f"no head reads {read.key} from {read.query}")
 
 
-def _require_position(n: int, position: int) -> None:
-    if not n:
-        raise AttnSpecError(f"there is no position at n = 0, got {position}")
-    if not 0 <= position < n:
-        raise AttnSpecError(f"a position must be between 0 and {n - 1}, got {position}")
+def _require_positions(n: int, *positions: int) -> None:
+    for position in positions:
+        if not n:
+            raise AttnSpecError(f"there is no position at n = 0, got {position}")
+        if not 0 <= position < n:
+            raise AttnSpecError(f"a position must be between 0 and {n - 1}, got {position}")
