@@ -106,15 +106,10 @@ def steps_of(
     )
 
 
-def layer_cost(stack: Stack, n: int, shape: Shape = ONE, element: int = ELEMENT) -> LayerCost:
-    """The cost of the layer that costs most, by each figure; raises as `steps_of`."""
-    return layer_cost_of(stack, n, steps_of(stack, n, shape, element), shape, element)
-
-
-def layer_cost_of(
-    stack: Stack, n: int, steps: tuple[StepCost, ...], shape: Shape, element: int
+def layer_cost(
+    stack: Stack, n: int, steps: tuple[StepCost, ...], shape: Shape = ONE, element: int = ELEMENT
 ) -> LayerCost:
-    """The same from the steps that were found."""
+    """The cost of the layer that costs most, by each figure, from the steps that were found."""
     heads = shape.batch * shape.heads_of(stack.program)
     layers = [[s for s in steps if layer in s.layers] for layer in range(stack.program.layer_count)]
     sides = stack.program.crossing or Crossing(n, n)

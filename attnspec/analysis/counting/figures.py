@@ -42,10 +42,10 @@ def _of_layer(name: str) -> Callable[[Stack, int], float]:
 
     def of(stack: Stack, n: int) -> float:
         # planning is loaded for the claims that need it
-        from attnspec.analysis.cost.cost import NotBuilt, layer_cost
+        from attnspec.analysis.cost.cost import NotBuilt, layer_cost, steps_of
 
         try:
-            figure: int = getattr(layer_cost(stack, n), name)
+            figure: int = getattr(layer_cost(stack, n, steps_of(stack, n)), name)
         except NotBuilt as error:
             raise TooMuch(str(error)) from None
         return figure

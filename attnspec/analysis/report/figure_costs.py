@@ -32,10 +32,10 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
 
     def of(report: Inquiry) -> Figure[Any]:
         _require_running(report)
-        from attnspec.analysis.cost.cost import layer_cost_of
+        from attnspec.analysis.cost.cost import layer_cost
 
         at = report.stack, report.length, report.steps, report.shape, report.element
-        amount = getattr(layer_cost_of(*at), name)
+        amount = getattr(layer_cost(*at), name)
         if amount is None:
             raise Unknown(report.stack.unknown or "too many pairs to count")
         return Figure(amount, *_cost_quality(report, name))
