@@ -413,10 +413,9 @@ def _proven(claim: Claim, stack: Stack) -> bool:
     if claim.kind == "rows_nonempty" and stack.program.extra_tokens:
         # patterns on a grid leave out the tokens before it
         return False
-    graphs = [attend.graph for attend in stack.program.attends]
-    return all(graph is not None and _PROOFS[claim.kind](graph) for graph in graphs) and not any(
-        attend.mechanism for attend in stack.program.attends
-    )
+    attends = stack.program.attends
+    plain = all(each.graph is not None and each.mechanism is None for each in attends)
+    return plain and all(map(_PROOFS[claim.kind], stack.program.graphs))
 
 
 def _order(
