@@ -221,12 +221,10 @@ def table(title: str, rows: Sequence[Row]) -> str:
     widths[2] = max(len(line[2]) for line in lines if len(line) == len(head))
     shown = []
     for line in lines:
-        cells = [
-            f"{cell:<{widths[at]}}"
-            if at in (1, 8) or (len(line) == 3 and at == 2)
-            else f"{cell:>{widths[at]}}"
-            for at, cell in enumerate(line)
-        ]
+        # words start on the left, those of a refusal too
+        words = (1, 2) if len(line) == 3 else (1, 8)
+        sides = ["<" if at in words else ">" for at in range(len(line))]
+        cells = [f"{cell:{x}{wide}}" for cell, x, wide in zip(line, sides, widths, strict=False)]
         shown.append("  ".join(cells).rstrip())
     return "\n".join([title, *shown])
 
