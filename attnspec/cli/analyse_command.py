@@ -89,9 +89,8 @@ def command(
             if inputs:
                 arrays = read_inputs(loaded, inputs, needed, n)
             else:
-                advice = advice or " ".join(
-                    filter(None, (example_of(loaded.inputs[each], n) for each in sorted(needed)))
-                )
+                examples = (example_of(loaded.inputs[each], n) for each in sorted(needed))
+                advice = advice or " ".join(filter(None, examples))
             with fitting():
                 report = loaded.analyse(
                     n, arrays, batch=batch, heads=heads, head_dim=head_size, m=queries
@@ -100,15 +99,13 @@ def command(
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")
     what = ", ".join(only) if only else "every figure, `--only` asks for fewer"
+    one = len(reports) == 1
     with console.patience(f"counting {what}"):
         # figures are counted when they are read
         if as_json:
             values = [{"ok": True, **report.to_dict(only)} for report in reports]
-            text = console.as_json(
-                values[0] if len(values) == 1 else {"ok": True, "reports": values}
-            )
+            text = console.as_json(values[0] if one else {"ok": True, "reports": values})
         else:
-            one = len(reports) == 1
             text = console.styled(page(reports[0], only) if one else table(reports, only))
     console.result(text)
     if advice and not as_json:
