@@ -132,11 +132,9 @@ def _within(number: Scalar, low: float, high: float) -> Scalar:
         return Apply("<=", (number, int(high)))
     if high == math.inf:
         return Apply(">=", (number, int(low)))
-    return (
-        Apply("within", (number, int(low), int(high)))
-        if low < high
-        else Apply("==", (number, int(low)))
-    )
+    if low == high:
+        return Apply("==", (number, int(low)))
+    return Apply("within", (number, int(low), int(high)))
 
 
 def _unchanged(op: str, args: tuple[Scalar, ...]) -> Scalar | None:
