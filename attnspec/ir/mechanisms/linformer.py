@@ -90,10 +90,8 @@ class Linformer(MechanismDeclaration):
             return ()
         names = ("keys", "values") if self.apart else ("keys",)
         layers, heads = self.share == "layer", self.share != "none"
+        shape: tuple[int, ...] = self.rank, self.max_length
+        start, by = "normal", self.rank**-0.5
         if self.projection == "conv":
-            bound = self.width**-0.5
-            return tuple(
-                Part(name, (self.width,), "uniform", bound, layers, heads) for name in names
-            )
-        shape = self.rank, self.max_length
-        return tuple(Part(name, shape, "normal", self.rank**-0.5, layers, heads) for name in names)
+            shape, start, by = (self.width,), "uniform", self.width**-0.5
+        return tuple(Part(name, shape, start, by, layers, heads) for name in names)
