@@ -256,10 +256,8 @@ def places(program: Program, *, drawn: bool = True) -> Iterator[tuple[int, int]]
             if index in seen:
                 continue
             graph = program.attends[index].graph
-            differs = graph is not None and (
-                bool(asks_for(graph)) if drawn else bool({"layer", "head"} & symbols_of(graph))
-            )
-            if not differs:
+            asked = asks_for if drawn else symbols_of
+            if graph is None or asked(graph).isdisjoint(("layer", "head")):
                 seen.add(index)
             count += 1
             require_supported(0, count)
