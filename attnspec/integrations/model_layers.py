@@ -171,9 +171,8 @@ def crosses(module: nn.Module) -> bool:
 
 
 def _crosses(module: nn.Module) -> bool:
-    return _is_cross(module) or (
-        getattr(module, "is_decoder", False) and not getattr(module, "is_causal", True)
-    )
+    turned = getattr(module, "is_decoder", False) and not getattr(module, "is_causal", True)
+    return turned or _is_cross(module)
 
 
 def _is_cross(module: nn.Module) -> bool:
@@ -182,10 +181,8 @@ def _is_cross(module: nn.Module) -> bool:
 
 def decodes(module: nn.Module) -> bool:
     """Whether an attention module stands in a decoder whose layers read the encoder, too."""
-    config = getattr(module, "config", None)
-    return bool(
-        getattr(module, "is_decoder", False) and getattr(config, "is_encoder_decoder", False)
-    )
+    both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    return bool(both and getattr(module, "is_decoder", False))
 
 
 def layers_in(module: nn.Module) -> int | None:
