@@ -285,12 +285,11 @@ def _anything(spot: Spot) -> Iterator[Offer]:
 def _own(spot: Spot, kinds: Iterable[str]) -> Iterator[Offer]:
     """What is defined for a place: graphs and inputs anywhere, numbers before it."""
     statement = _statement(spot)
+    assigned = spot.before - 2 if spot.text(1) == "=" else None
     for each in spot.document.symbols.visible(spot.before):
         late = each.kind in ("parameter", "let") and each.word >= spot.before
         # what is being defined does not define itself
-        itself = statement == each.word - 1 or (
-            spot.text(1) == "=" and each.word == spot.before - 2
-        )
+        itself = each.word == assigned or statement == each.word - 1
         if each.kind in kinds and not late and not itself:
             yield _defined(spot.document, each)
 
