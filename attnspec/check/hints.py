@@ -79,9 +79,8 @@ def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str
         changed = text[:top] + text[top:].replace("{\n", "{\ncausal\n", 1)
         words = "the statement `causal`, under which no query has to read later keys"
         return _tried(program, changed, words, failed, verdicts)
-    for extra in (
-        ("powers", "residue(step = isqrt(n))") if program.causal else ("global(first(1))",)
-    ):
+    extras = ("powers", "residue(step = isqrt(n))") if program.causal else ("global(first(1))",)
+    for extra in extras:
         statement = " ".join(text[span.start : span.end].split())
         shown = shorten(statement, 60, placeholder=" …")
         words = f"`| {extra}` after `{shown}` of line {place.line}"

@@ -52,9 +52,8 @@ class Place:
 
     def only(self, names: Container[str]) -> Place:
         """The same without what is not among the names."""
-        return Place(
-            self.layer if "layer" in names else None, self.head if "head" in names else None
-        )
+        layer = self.layer if "layer" in names else None
+        return Place(layer, self.head if "head" in names else None)
 
     @property
     def text(self) -> str:

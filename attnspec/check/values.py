@@ -62,12 +62,11 @@ def total(terms: Sequence[Term], attends: Sequence[Attend], program: Program, le
     beside = [pair for attend in attends for pair in numbers_of(attend).items()]
     sizes = [each for term in terms for each in scalars_of(term)]
     scalars = [*(size[2] for size in sizes), *(number for _, number in beside)]
+    open_sizes = (size for size in sizes if isinstance(size[2], Symbol | Apply))
     return (
         all(_has_value(part, ranges) for scalar in scalars for part in parts_of(scalar))
         and all(name == "scale" or bounds(x, ranges)[0] > 0 for name, x in beside)
-        and all(
-            _is_admitted(*size, ranges) for size in sizes if isinstance(size[2], Symbol | Apply)
-        )
+        and all(_is_admitted(*size, ranges) for size in open_sizes)
     )
 
 
@@ -86,9 +85,8 @@ def fault_at(
     try:
         for require, names in asked:
             layers = stack.layers if "layer" in names else range(1)
-            for place in product(
-                layers, range(program.head_count) if "head" in names else range(1)
-            ):
+            heads = range(program.head_count) if "head" in names else range(1)
+            for place in product(layers, heads):
                 require(at=stack.situation(n, *place))
     except SpecError as error:
         return error.diagnostics[0]

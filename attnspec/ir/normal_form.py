@@ -59,9 +59,8 @@ def normal_term(term: Term) -> Term:
         return replace(term, arguments=tuple(arguments))
     parts = tuple(normal_term(child) for child in term.terms)
     if term.op == "-":
-        return normal_term(
-            Compound("&", (parts[0], *(_negated(p) for p in parts[1:])), span=term.span)
-        )
+        outside = (_negated(part) for part in parts[1:])
+        return normal_term(Compound("&", (parts[0], *outside), span=term.span))
     if term.op == "~":
         return _negated(parts[0])
     if term.op == "transpose":

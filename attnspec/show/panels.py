@@ -62,7 +62,6 @@ def grouped(
     # relations with run-time inputs are compared by the identity of those
     stack, bound = Stack(program, inputs, known), dict[int, Relation]()
     for layer in layers:
-        row = program.row(layer)
         for one in range(program.head_count) if head is None else [head]:
             attend = program.attend(layer, one)
             formula = None if attend.mechanism is None else attend.mechanism.name

@@ -174,9 +174,8 @@ class MechanismDeclaration:
         features = 2 * width if at.causal else width
         elements = rows * (features + 3 * size) + 2 * together * width * (size + 1)
         if at.causal:
-            elements += rows * (
-                3 * LIMITS.feature_chunk // 2 + 2 * width * (size + 1) // LIMITS.feature_chunk
-            )
+            chunk = LIMITS.feature_chunk
+            elements += rows * (3 * chunk // 2 + 2 * width * (size + 1) // chunk)
         return elements
 
     def between(self, at: Sizes) -> int:
@@ -184,9 +183,8 @@ class MechanismDeclaration:
         width, n = self.feature_width(at.size), at.n
         elements = 2 * n * width + width * (at.size + 1)
         if at.causal:
-            elements += n * LIMITS.feature_chunk + -(-n // LIMITS.feature_chunk) * width * (
-                at.size + 1
-            )
+            chunk = LIMITS.feature_chunk
+            elements += n * chunk + -(-n // chunk) * width * (at.size + 1)
         return elements
 
     def row_flops(self, size: int) -> int:

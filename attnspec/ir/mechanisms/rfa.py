@@ -46,11 +46,8 @@ class Rfa(MechanismDeclaration):
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:
-        return (
-            "the gate of `gated = true` forgets earlier keys"
-            if arguments.get("gated") is True
-            else ""
-        )
+        gated = arguments.get("gated") is True
+        return "the gate of `gated = true` forgets earlier keys" if gated else ""
 
     def parts(self) -> tuple[Part, ...]:
         spread = Part("spread", ("d",), "ones")
