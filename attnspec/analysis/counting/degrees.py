@@ -106,9 +106,8 @@ def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.n
     turned = isinstance(relation, Transpose)
     closed = relation.term if isinstance(relation, Transpose) else relation
     # what is counted for keys costs a pass over all of them in each part
-    for first, part in closed.closed_rows(
-        n, 8 * LIMITS.listed_at_once if turned else LIMITS.listed_at_once
-    ):
+    at_once = LIMITS.listed_at_once * (8 if turned else 1)
+    for first, part in closed.closed_rows(n, at_once):
         if part is None:
             return None
         if weights is None and not turned:
@@ -237,9 +236,8 @@ def most_keys(relation: Relation, n: int) -> np.ndarray:
         return np.full(n, min(n, relation.most_keys(n)), np.int64)
     if isinstance(relation, Union | Intersection):
         parts = np.stack([most_keys(term, n) for term in relation.terms])
-        return np.asarray(
-            np.minimum(n, parts.sum(0)) if isinstance(relation, Union) else parts.min(0)
-        )
+        most = np.minimum(n, parts.sum(0)) if isinstance(relation, Union) else parts.min(0)
+        return np.asarray(most)
     if reads_data(relation):
         return np.full(n, n, np.int64)
     return degrees_of(relation, n)

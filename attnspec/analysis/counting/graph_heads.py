@@ -22,8 +22,7 @@ def note(report: Inquiry) -> str:
     """Which heads these are, "" where it is all of them."""
     if not has_mechanism(report.program):
         return ""
-    slots = set(report.graph_slots)
-    return f"graph heads only: {slots_words(_rows(report.program, slots))}"
+    return f"graph heads only: {slots_words(_rows(report.program, set(report.graph_slots)))}"
 
 
 def mechanism_note(report: Inquiry) -> str:

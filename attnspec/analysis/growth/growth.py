@@ -226,7 +226,5 @@ def _listed(number: Scalar, members: tuple[Scalar, ...]) -> list[_Fact]:
         return []
     if linear.distance in (1, -1):
         return [_Fact("k", CONSTANT)]
-    sides = [
-        ("q" if position == Q else "k") for position, _ in linear.factors if position in (Q, K)
-    ]
+    sides = ["q" if each == Q else "k" for each, _ in linear.factors if each in (Q, K)]
     return [_Fact(sides[0], CONSTANT)] if len(sides) == len(linear.factors) == 1 else []

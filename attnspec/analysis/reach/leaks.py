@@ -130,9 +130,8 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
                 return Figure(Leak(pair[0], ((layer, head, pair[1]),)))
             continue
         names = inputs_of(attend.graph) - set(stack.inputs or ())
-        decided = [
-            leaf.pattern for leaf in leaves(attend.graph) if BY_NAME[leaf.pattern].data_dependent
-        ]
+        patterns = [leaf.pattern for leaf in leaves(attend.graph)]
+        decided = [name for name in patterns if BY_NAME[name].data_dependent]
         at = _situation(stack, n, layer, head)
         # a data-dependent choice may hold for any one pair, but perhaps not two of them together
         graph = undecided(attend.graph)

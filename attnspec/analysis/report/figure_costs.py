@@ -88,9 +88,8 @@ def break_even(report: Inquiry) -> Figure[Any]:
 
 
 def _caches(report: Inquiry) -> list[KeyCache]:
-    if not report.program.causal and any(
-        later_pair(relation, report.length) is not None for _, _, relation in report.graphs
-    ):
+    later = (later_pair(relation, report.length) for _, _, relation in report.graphs)
+    if not report.program.causal and any(pair is not None for pair in later):
         raise Unknown("the spec is not causal")
     return [cache_of(relation, report.length) for _, _, relation in report.graphs]
 

@@ -214,9 +214,8 @@ def choice(report: Inquiry) -> Figure[Any]:
         if leaf.given_choice and ahead is None:
             words = "given by an input"
         elif not report.program.causal and ahead is None:
-            words = (
-                "by all tokens" if leaf.most_keys(report.length) < report.length else "by tokens"
-            )
+            limited = leaf.most_keys(report.length) < report.length
+            words = "by all tokens" if limited else "by tokens"
         else:
             words = "by what is before a query" if ahead is None else f"looks ahead: {ahead.why}"
         lines[f"{leaf.name}: {words}" + (f"; {leaf.weighs}" if leaf.weighs else "")] = None
@@ -227,9 +226,8 @@ def scoring_flops(report: Inquiry) -> Figure[Any]:
     """Operations of the choices of one layer, all heads and samples; the most expensive layer."""
     n, d = report.length, report.shape.head_dim
     layers: dict[int, int] = {}
-    copies = report.shape.batch * (
-        report.shape.heads_of(report.program) if report.program.heads is None else 1
-    )
+    heads = report.shape.heads_of(report.program) if report.program.heads is None else 1
+    copies = report.shape.batch * heads
     words = set()
     for (layer, _), leaves in report.choices.items():
         operations = [leaf.scoring(n, d) for leaf in leaves]

@@ -213,9 +213,8 @@ class Inquiry:
                 if graph is None or not decides(graph):
                     continue
                 if index not in made or self.stack.differs(index):
-                    at = situation_of(
-                        self.program, self.length, layer, head, inputs=stand_ins(self.program)
-                    )
+                    inputs = stand_ins(self.program)
+                    at = situation_of(self.program, self.length, layer, head, inputs=inputs)
                     made[index] = bind_attended(graph, at)
                 relations[layer, head] = made[index]
         return relations
