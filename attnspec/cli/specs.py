@@ -145,9 +145,8 @@ def read_inputs(
 
 def _values(entry: Input, text: str, n: int) -> np.ndarray:
     if entry.kind not in _KINDS:
-        _refuse(
-            entry, f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`", n
-        )
+        message = f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`"
+        _refuse(entry, message, n)
     _, pattern, wanted = _KINDS[entry.kind]
     matches = [re.fullmatch(pattern, part.strip()) for part in text.split(",")]
     items = [item for item in matches if item is not None]

@@ -92,9 +92,8 @@ async def changed(params: types.DidChangeTextDocumentParams) -> None:
 @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
 def closed(params: types.DidCloseTextDocumentParams) -> None:
     """A text was closed; its diagnostics are withdrawn."""
-    server.text_document_publish_diagnostics(
-        types.PublishDiagnosticsParams(params.text_document.uri, [])
-    )
+    none = types.PublishDiagnosticsParams(params.text_document.uri, [])
+    server.text_document_publish_diagnostics(none)
 
 
 async def _publish(uri: str, claims: bool) -> None:

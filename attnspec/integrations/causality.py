@@ -96,9 +96,8 @@ def require_rows_done(
                 arrays = {name: x[real] if x.ndim else x for name, x in arrays.items()}
                 first, n, real = int(real[:first].sum()), int(real.sum()), None
             data = {name: Data(x) for name, x in arrays.items()}
-            relation = bind_attended(
-                attend.graph, situation_of(program, n, layer, head, inputs=data)
-            )
+            at = situation_of(program, n, layer, head, inputs=data)
+            relation = bind_attended(attend.graph, at)
             pair = _late_pair(relation, first, n, real)
             if pair is not None:
                 text = f"position {pair[0]} reads position {pair[1]}"

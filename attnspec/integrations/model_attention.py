@@ -668,9 +668,8 @@ class ModelAttention:
         # what stands may be for another side of the model, too
         named = {x: t for x, t in self.standing.items() if x in declared or not self.shares}
         named = along_positions(self.program, named, reaching)
-        return part_of_inputs(
-            self.program, named, slice(0, mask.end), slice(mask.q_offset, mask.end)
-        )
+        keys, queries = slice(0, mask.end), slice(mask.q_offset, mask.end)
+        return part_of_inputs(self.program, named, keys, queries)
 
     def scaled(self, query: Tensor, scaling: float | None, layer: int, n: int) -> Tensor:
         """The query such that the spec's own scale gives what the model's would.

@@ -77,9 +77,8 @@ class RealRunning:
         order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
         moved = [x.gather(2, order[:, None, :, None].expand_as(x)) for x in tensors]
         part = _input_sorted(self.program, inputs, order, real)
-        output = self.running(
-            *moved, key_padding_mask=real.gather(1, order), inputs=part, **settings
-        )
+        first = real.gather(1, order)
+        output = self.running(*moved, key_padding_mask=first, inputs=part, **settings)
         back = order.argsort(dim=1)
 
         def put_back(x: Tensor) -> Tensor:

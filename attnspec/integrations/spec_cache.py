@@ -48,9 +48,8 @@ class SpecCache(Cache):  # type: ignore[misc]
             if number is None:
                 number = 0 if place is None else place.layer or 0
             kept = layers.get(number)
-            if not (
-                attribute_of(module, "kv_lora_rank") or any(hasattr(kept, x) for x in _CHOICES)
-            ):
+            chooses = any(hasattr(kept, x) for x in _CHOICES)
+            if not (chooses or attribute_of(module, "kv_lora_rank")):
                 layers[number] = SpecLayer()
             if layer.kind != "spec" and not crosses(module):
                 raise AttnSpecError(

@@ -115,9 +115,8 @@ class Captured:
         plain = "marked" if tensor.dtype == torch.bool else "document" if side else "lengths"
         base = self.name_of(tensor) or ("times" if tensor.dtype.is_floating_point else plain)
         names = chain([base], (f"{base}_{at}" for at in count(1)))
-        name = next(
-            x for x in names if x not in others and _alike(same_kind.get(x, tensor), tensor)
-        )
+        free = (name for name in names if name not in others)
+        name = next(x for x in free if _alike(same_kind.get(x, tensor), tensor))
         same_kind.setdefault(name, tensor)
         values = tensor.double() if tensor.numel() else torch.zeros(1)
         ends = values.amin().numpy(), values.amax().numpy()
@@ -398,9 +397,7 @@ CHECKED = 65_536
 
 def _ranges(scalar: Scalar) -> dict[str, Bounds]:
     """Bounds of what a scalar asks for, up to such a length."""
-    ranges: dict[str, Bounds] = {
-        name: (np.asarray(0), np.asarray(CHECKED)) for name in symbols(scalar)
-    }
+    ranges = dict.fromkeys(symbols(scalar), (np.asarray(0), np.asarray(CHECKED)))
     return ranges | {entry.name: entry.ends for entry in entries(scalar)}
 
 
