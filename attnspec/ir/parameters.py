@@ -44,6 +44,11 @@ def argument(kind: str, doc: str, *, default: object = MISSING, **limits: Any) -
     return field(default=default, metadata={"parameter": Parameter(kind, doc, **limits)})
 
 
+def choice(doc: str, *choices: str, default: str = "") -> Any:
+    """An argument that is one of some words, by default the first."""
+    return argument("choice", doc, default=default or choices[0], choices=choices)
+
+
 _OUTSIDE: dict[str, object] = {
     **dict.fromkeys(("layer", "head", "extra_tokens"), 0),
     "causal": False,

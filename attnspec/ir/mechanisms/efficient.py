@@ -11,19 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Sizes
-from attnspec.ir.parameters import argument
+from attnspec.ir.parameters import choice
 
 
 @dataclass(frozen=True)
 class Efficient(MechanismDeclaration):
     """Attention whose keys form global context vectors first."""
 
-    normalize: str = argument(
-        "choice",
-        "how queries and keys are normalised",
-        default="softmax",
-        choices=("softmax", "scaling"),
-    )
+    normalize: str = choice("how queries and keys are normalised", "softmax", "scaling")
 
     name: ClassVar = "efficient"
     why_not_causal: ClassVar = "keys are normalised over all positions"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
-from attnspec.ir.parameters import argument
+from attnspec.ir.parameters import argument, choice
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,7 @@ class Favor(MechanismDeclaration):
     """Attention with random features whose products estimate exp(q . k / sqrt(d))."""
 
     features: int = argument("integer", "random features", default=256, least=1)
-    kind: str = argument(
-        "choice",
-        "the feature map",
-        default="positive",
-        choices=("positive", "trig", "hyperbolic", "relu"),
-    )
+    kind: str = choice("the feature map", "positive", "trig", "hyperbolic", "relu")
     orthogonal: bool = argument("boolean", "orthogonal rows in blocks of d", default=True)
     redraw: int = argument(
         "integer", "training steps between new draws, 0 for never", default=0, least=0

@@ -15,24 +15,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
-from attnspec.ir.parameters import argument
+from attnspec.ir.parameters import choice
 
 
 @dataclass(frozen=True)
 class Linear(MechanismDeclaration):
     """Attention with an elementwise feature map, linear in n."""
 
-    feature: str = argument(
-        "choice",
-        "the feature map of queries and keys",
-        default="elu1",
-        choices=("elu1", "relu", "squared_relu", "exp", "identity"),
+    feature: str = choice(
+        "the feature map of queries and keys", "elu1", "relu", "squared_relu", "exp", "identity"
     )
-    normalize: str = argument(
-        "choice",
-        "what the sums of values are divided by: the sum of the weights, or nothing",
-        default="sum",
-        choices=("sum", "none"),
+    normalize: str = choice(
+        "what the sums of values are divided by: the sum of the weights, or nothing", "sum", "none"
     )
 
     name: ClassVar = "linear"

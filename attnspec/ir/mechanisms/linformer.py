@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration, Part, Sizes
-from attnspec.ir.parameters import argument
+from attnspec.ir.parameters import argument, choice
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,10 @@ class Linformer(MechanismDeclaration):
     """Attention to a fixed number of projected keys."""
 
     rank: int = argument("integer", "rows of the projections", default=256, least=1)
-    share: str = argument(
-        "choice",
-        "who has one projection in common",
-        default="layer",
-        choices=("none", "head", "key_value", "layer"),
+    share: str = choice(
+        "who has one projection in common", "none", "head", "key_value", "layer", default="layer"
     )
-    projection: str = argument(
-        "choice",
-        "how positions are projected",
-        default="linear",
-        choices=("linear", "mean", "max", "conv"),
-    )
+    projection: str = choice("how positions are projected", "linear", "mean", "max", "conv")
     max_length: int = argument(
         "integer", "longest sequence of a learned projection", default=4096, least=1
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part, Sizes
-from attnspec.ir.parameters import argument
+from attnspec.ir.parameters import argument, choice
 from attnspec.limits import LIMITS
 
 
@@ -24,11 +24,8 @@ class Synthesizer(MechanismDeclaration):
     """Attention with synthesised weights."""
 
     max_length: int = argument("integer", "longest sequence", least=1)
-    kind: str = argument(
-        "choice",
-        "what the weights are made from",
-        default="dense",
-        choices=("dense", "random", "factorized_dense", "factorized_random"),
+    kind: str = choice(
+        "what the weights are made from", "dense", "random", "factorized_dense", "factorized_random"
     )
     rank: int = argument("integer", "columns of the random factors", default=8, least=1)
     products: bool = argument("boolean", "mix with the products of queries and keys", default=False)
