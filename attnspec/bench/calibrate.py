@@ -279,9 +279,7 @@ def _packed(n: int) -> Callable[[], object]:
 
 
 def calibrate(
-    device: str = "cpu",
-    rounds: int = ROUNDS,
-    show: Callable[[float, str], None] = lambda share, doing: None,
+    device: str = "cpu", show: Callable[[float, str], None] = lambda share, doing: None
 ) -> tuple[Calibration, list[Trial], list[Trial]]:
     """Runs all trials of a type of device in turns and fits the rates to those that did not fail:
     the rates, these trials and the others; `show` is told the share that is done.
@@ -292,7 +290,7 @@ def calibrate(
     for trial in trials(device):
         show(0.0, f"preparing {trial.name}")
         every.append(trial)
-    timed = _timed([trial for trial in every if trial.reason is None], rounds, show)
+    timed = _timed([trial for trial in every if trial.reason is None], show)
     failed = [trial for trial in every if trial.reason is not None]
     done = [trial for trial in every if trial.reason is None]
     if not done:
@@ -309,15 +307,13 @@ def calibrate(
     return calibration, done, failed
 
 
-def _timed(
-    some: Sequence[Trial], rounds: int, show: Callable[[float, str], None]
-) -> dict[str, Timing]:
+def _timed(some: Sequence[Trial], show: Callable[[float, str], None]) -> dict[str, Timing]:
     """The times of all that run, in turns."""
     runs = {trial.name: trial for trial in some}
-    steps = len(runs) * (rounds + 1)
+    steps = len(runs) * (ROUNDS + 1)
     timed: dict[str, Timing] = {}
     start = perf_counter()
-    for done, (name, timing) in enumerate(turns(runs, rounds, SECONDS), 1):
+    for done, (name, timing) in enumerate(turns(runs, ROUNDS, SECONDS), 1):
         timed = timing
         show(max(done / steps, min(1.0, (perf_counter() - start) / SECONDS)), name)
     return timed
