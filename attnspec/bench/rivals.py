@@ -84,12 +84,8 @@ class Problem:
         setting = self.setting
         generator = torch.Generator().manual_seed(0)
         shape = (setting.batch, setting.heads, self.n, setting.size)
-        q, k, v = (
-            torch.randn(shape, generator=generator)
-            .to(setting.dtype)
-            .requires_grad_(setting.backward)
-            for _ in range(3)
-        )
+        drawn = (torch.randn(shape, generator=generator).to(setting.dtype) for _ in range(3))
+        q, k, v = (x.requires_grad_(setting.backward) for x in drawn)
         return q, q if any(work.unit_keys for work, _ in self.works) else k, v
 
     @property
