@@ -139,11 +139,8 @@ class Comparison:
         return self._only([one.only_in_b for one in self.compared])
 
     def _only(self, sides: Sequence[Pairs | None]) -> Pairs:
-        counts = [
-            (pairs, len(one.slots))
-            for pairs, one in zip(sides, self.compared, strict=True)
-            if pairs
-        ]
+        both = zip(sides, self.compared, strict=True)
+        counts = [(pairs, len(one.slots)) for pairs, one in both if pairs]
         if not counts:
             return Pairs()
         return Pairs(
