@@ -122,15 +122,11 @@ def mechanisms_of(a: Elaborated, b: Elaborated, n: int, layer: int, head: int) -
     if one is None or other is None or one.name != other.name:
         return Mechanisms(one.name if one else None, other.name if other else None)
     # n = 0 runs nothing, and sizes that depend on n have a value from 1 on
-    options = [
+    first, second = (
         _options(bind_mechanism(each, Stack(spec.program).situation(max(1, n), layer, head)), spec)
         for spec, each in ((a, one), (b, other))
-    ]
-    differing = tuple(
-        (name, value, options[1][name])
-        for name, value in options[0].items()
-        if value != options[1][name]
     )
+    differing = tuple((name, x, second[name]) for name, x in first.items() if x != second[name])
     lasting = one == other or not any("n" in symbols_in(each) for each in (one, other))
     return Mechanisms(one.name, other.name, differing, lasting)
 
