@@ -33,7 +33,6 @@ from attnspec.text.diagnostics import AttnSpecError
 if TYPE_CHECKING:
     import torch
 
-    from attnspec.verification.report import Verification
 
 DEFAULT_LENGTH = 512
 
@@ -106,42 +105,34 @@ def command(
         verify_running(ctx, factory, loaded, n, inputs, seconds, as_json)
     if inputs:
         raise click.UsageError("--input needs --model: otherwise inputs are drawn at random")
-    verification = _verified(spec, name, parameters, backend, length, queries)
-    console.answer(as_json, verification.to_dict(), str(verification))
-    ctx.exit(0 if verification.ok else WRONG_SPEC)
-
-
-def _verified(
-    spec: str,
-    name: str | None,
-    parameters: Mapping[str, str],
-    backend: str,
-    length: int | None,
-    queries: int | None,
-) -> Verification:
-    """What was found of a spec, or of a module that `attnspec compile` wrote."""
-    module = None
-    if spec.endswith(".py"):
-        if name is not None or parameters or backend != AUTO:
-            raise click.UsageError("--name, --set and --backend are for a SPEC, not for a module")
-        program, module = emitted(spec)
-    else:
-        loaded = spec_at(spec, name, parameters)
-        require_built(loaded.program)
-        program = loaded.program
+    program, module = _read(spec, name, parameters, backend)
     n = length_of(program, length, DEFAULT_LENGTH)
     # it loads torch, which no help text and no error of the spec should wait for
     from attnspec.verification.verify import verify
 
     if 0 in (n, queries):
-        name = "m" if n else "n"
-        raise click.UsageError(f"there is nothing to verify at {name} = 0")
+        raise click.UsageError(f"there is nothing to verify at {'m' if n else 'n'} = 0")
     names = [backend]
     if backend == EVERY:
         backends = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
         names = [*backends, *installed_names()]
     with fitting(), blamed(Stack(program), n):
-        return verify(program, n, names, module=module, m=queries)
+        verification = verify(program, n, names, module=module, m=queries)
+    console.answer(as_json, verification.to_dict(), str(verification))
+    ctx.exit(0 if verification.ok else WRONG_SPEC)
+
+
+def _read(
+    spec: str, name: str | None, parameters: Mapping[str, str], backend: str
+) -> tuple[Program, torch.nn.Module | None]:
+    """The program of a spec, or of a module that `attnspec compile` wrote, with this."""
+    if not spec.endswith(".py"):
+        loaded = spec_at(spec, name, parameters)
+        require_built(loaded.program)
+        return loaded.program, None
+    if name is not None or parameters or backend != AUTO:
+        raise click.UsageError("--name, --set and --backend are for a SPEC, not for a module")
+    return emitted(spec)
 
 
 def emitted(path: str) -> tuple[Program, torch.nn.Module]:
