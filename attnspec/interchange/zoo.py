@@ -56,10 +56,6 @@ def zoo(
 
 def zoo_texts() -> dict[str, str]:
     """The text of each spec by name, in the order of the alphabet."""
-    files = resources.files("attnspec.examples").iterdir()
-    texts = {
-        file.name.removesuffix(SUFFIX): file.read_text(encoding="utf-8")
-        for file in files
-        if file.name.endswith(SUFFIX)
-    }
-    return dict(sorted(texts.items()))
+    files = sorted(resources.files("attnspec.examples").iterdir(), key=lambda file: file.name)
+    specs = [file for file in files if file.name.endswith(SUFFIX)]
+    return {file.name.removesuffix(SUFFIX): file.read_text(encoding="utf-8") for file in specs}
