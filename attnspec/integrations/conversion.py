@@ -299,10 +299,8 @@ class OwnTable(CompiledAttention):
 
 def _require_bias(program: Program, module: nn.Module) -> None:
     """Raise unless the only score of every head is the bias of the model."""
-    wanted = (
-        getattr(module, "relative_attention_num_buckets", None),
-        getattr(module, "relative_attention_max_distance", None),
-    )
+    names = ("relative_attention_num_buckets", "relative_attention_max_distance")
+    wanted = tuple(getattr(module, name, None) for name in names)
     for attend in program.attends:
         biases = [dict(score.arguments) for score in attend.scores if score.name == "bias"]
         sizes = [(each.get("buckets"), each.get("max_distance")) for each in biases]

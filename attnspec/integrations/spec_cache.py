@@ -156,13 +156,9 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
             )
         (q, k, v), program, new = tensors, run.program, slice(mask.q_offset, None)
         run_step = partial(run.step, keep_all=True, in_place=not self.record_past, **settings)
+        padding, own = part_of_padding(mask.padding, new), part_of_inputs(program, inputs, new)
         # a copy without the mark, or what is kept would keep this layer
-        step = (
-            run_step,
-            (q, k.view_as(k), v),
-            part_of_padding(mask.padding, new),
-            part_of_inputs(program, inputs, new),
-        )
+        step = run_step, (q, k.view_as(k), v), padding, own
         if self.record_past:
             self._steps.append((step, program))
         out, state = _stepped(step, self.state)
