@@ -11,6 +11,7 @@ from rich.text import Text
 from attnspec.analysis.counting.differences import Pairs, row_text
 from attnspec.check.compare import Comparison
 from attnspec.show.panels import places
+from attnspec.text.diagnostics import from_to
 
 if TYPE_CHECKING:
     from attnspec.check.compare import Compared
@@ -104,8 +105,6 @@ def _examples(pairs: Pairs | None) -> str:
     """`of 12 queries, 3 to 90: (3, 0), (3, 1), …`."""
     if not pairs or pairs.first is None or pairs.last is None:
         return ""
-    span = f"{pairs.first:,}"
-    if pairs.last != pairs.first:
-        span += f" to {pairs.last:,}"
+    span = from_to(pairs.first, pairs.last)
     queries = f"of {pairs.queries:,} queries, {span}" if pairs.queries > 1 else f"of query {span}"
     return f"{queries}: {pairs.shown}"

@@ -14,7 +14,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
 from attnspec.show.tally import Tally
-from attnspec.text.diagnostics import ranges
+from attnspec.text.diagnostics import from_to, ranges
 
 Slot = tuple[int, int]
 """A layer and a head, from 0."""
@@ -105,9 +105,7 @@ def facts(counted: Tally) -> list[str]:
     if counted.sampled:
         text = f"≈ {min(most, int(float(f'{counted.edges:.3g}'))):,}"
     pairs = f"{text} of {most:,} pairs ({_percent(counted.edges / most)})"
-    keys = f"{counted.least:,}"
-    if counted.most != counted.least:
-        keys = f"{counted.least:,} to {counted.most:,}"
+    keys = from_to(counted.least, counted.most)
     keys = f"{keys} {'key' if keys == '1' else 'keys'} per query"
     return [pairs, keys + (f", from {counted.sampled:,} rows" if counted.sampled else "")]
 

@@ -149,6 +149,16 @@ def count_of(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+def as_written(value: object) -> str:
+    """A value as the language writes it: `true`, `8`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def from_to(low: int, high: int) -> str:
+    """`3`, or `3 to 9`."""
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def three_digits(number: float) -> str:
     """A number to three digits, or whole where it has more before the point."""
     rounded = float(f"{number:.3g}")

@@ -13,7 +13,7 @@ from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.stack import TooMuch
-from attnspec.text.diagnostics import count_of
+from attnspec.text.diagnostics import count_of, from_to
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Entry, Inquiry
@@ -156,16 +156,12 @@ def _append_graphs(text: Text, report: Inquiry) -> None:
     text.append("\nHeads\n", _TITLE)
     rows = [("", "pairs", "density", "keys of a query", "readers of a key")]
     for where, counts in graphs[:MOST_GRAPHS]:
-        keys = _span(counts.min_degree, counts.degree)
-        readers = _span(counts.min_readers, counts.readers)
+        keys = from_to(counts.min_degree, counts.degree)
+        readers = from_to(counts.min_readers, counts.readers)
         rows.append((where, f"{counts.edges:,}", _share(counts.density), keys, readers))
     text.append("\n".join(_aligned(rows)) + "\n")
     if len(graphs) > MOST_GRAPHS:
         text.append(f"  and {len(graphs) - MOST_GRAPHS:,} more\n", _NOTE)
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
