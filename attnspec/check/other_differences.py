@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.graphs.stack import Stack
 from attnspec.lower.mechanism_sizes import bind_mechanism, symbols_in
+from attnspec.text.diagnostics import as_written
 
 if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated
@@ -143,11 +144,7 @@ def _options(mechanism: MechanismDeclaration, spec: Elaborated) -> dict[str, str
     """The options by name, those that are left out by their defaults, and whether the causal form
     is asked for."""
     options = {
-        entry.name: _shown(getattr(mechanism, entry.name))
+        entry.name: as_written(getattr(mechanism, entry.name))
         for entry in fields(mechanism)  # type: ignore[arg-type]
     }
-    return {**options, "causal": _shown(spec.program.causal)}
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {**options, "causal": as_written(spec.program.causal)}

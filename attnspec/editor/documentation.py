@@ -16,6 +16,7 @@ from attnspec.graphs.patterns import BY_NAME as PATTERNS
 from attnspec.graphs.relation import Relation
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.parameters import Parameter
+from attnspec.text.diagnostics import as_written
 
 
 def declaration_of(name: str) -> type | None:
@@ -32,7 +33,7 @@ def ways(declaration: type) -> list[str]:
     parts = [
         entry.name
         if entry.default in (MISSING, None)
-        else f"{entry.name} = {_shown(entry.default)}"
+        else f"{entry.name} = {as_written(entry.default)}"
         for entry in fields(declaration)
         if entry.name in parameters_of(declaration)
     ]
@@ -82,10 +83,6 @@ def escaped(text: str) -> str:
     """Plain text as Markdown: formulas keep their stars, and `Source:` its line."""
     safe = re.sub(r"([\\*_<>|\[\]])", r"\\\1", text)
     return re.sub(r"\n(?=[A-Z][\w, -]*: )", "  \n", safe)
-
-
-def _shown(default: object) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def definition_at(document: Document, offset: int) -> int | None:
