@@ -79,11 +79,8 @@ class Document:
         """The number of the word that a place touches, the later one of two; None between words."""
         words = self.scan.words
         after = bisect_left(words, offset, key=lambda word: word.end)
-        near = [
-            number
-            for number in (after, after + 1)
-            if number < len(words) and words[number].start <= offset <= words[number].end
-        ]
+        # neither of the two ends before the place
+        near = [at for at in range(after, min(after + 2, len(words))) if words[at].start <= offset]
         named = [number for number in near if words[number].kind in ("name", "string")]
         return named[-1] if named else near[-1] if near else None
 
