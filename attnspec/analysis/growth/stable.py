@@ -224,9 +224,9 @@ def _cause(
 
 
 def _changed(term: Term, place: Place, at: tuple[Situation, ...], pair: tuple[int, int]) -> Fault:
+    changing = Fault(written(term), "changes with n", "write numbers as its sizes")
     if isinstance(term, Leaf):
-        fault = unsteady_leaf(term, place)
-        return fault or Fault(written(term), "changes with n", "write numbers as its sizes")
+        return unsteady_leaf(term, place) or changing
     q, k = pair[::-1] if term.op == "transpose" else pair
     if term.op == "shift":
         by = vars(bind(term, at[0]))["by"]
@@ -235,8 +235,7 @@ def _changed(term: Term, place: Place, at: tuple[Situation, ...], pair: tuple[in
     for part in term.terms if inside else ():
         if _holds(part, at[0], q, k) != _holds(part, at[1], q, k):
             return _changed(part, place, at, (q, k))
-    fault = unsteady_shift(term, place)
-    return fault or Fault(written(term), "changes with n", "write numbers as its sizes")
+    return unsteady_shift(term, place) or changing
 
 
 def _holds(term: Term, at: Situation, q: int, k: int) -> bool:
