@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.ir.scalars import Apply, Scalar, Symbol, is_whole
+from attnspec.ir.scalars import TURNED, Apply, Scalar, Symbol, is_whole
 
 Bounds: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 
@@ -106,10 +106,8 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
             return _truth(a[0][1] < a[1][0], a[0][0] < a[1][1])
         case "<=":
             return _truth(a[0][1] <= a[1][0], a[0][0] <= a[1][1])
-        case ">":
-            return _apply("<", [a[1], a[0]])
-        case ">=":
-            return _apply("<=", [a[1], a[0]])
+        case ">" | ">=":
+            return _apply(TURNED[op], [a[1], a[0]])
         case "==":
             return _equal(a[0], a[1])
         case "!=":
