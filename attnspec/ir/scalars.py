@@ -67,15 +67,13 @@ def _dividing(divide: Callable[[Value, Value], Value]) -> Callable[[Value, Value
 
 
 def _power(a: Value, b: Value) -> Value:
-    if not _is_array(a, b) and isinstance(a, int) and isinstance(b, int):
+    if isinstance(a, int) and isinstance(b, int):
         if b < 0:
             _nonzero(a)
             return float(a) ** b
         if a not in (0, 1, -1) and b * math.log2(abs(a)) > 62:
             raise ScalarError("a result is not between -2**62 and 2**62, the limits of integers")
         return int(a**b)
-    if not _is_array(a, b) and a == 0 and b < 0:
-        raise ScalarError("division by zero")
     if np.any(np.less(b, 0)):
         _nonzero(a)
         a = np.asarray(a, dtype=float)
