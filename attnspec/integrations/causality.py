@@ -10,12 +10,11 @@ from torch import Tensor
 
 from attnspec.graphs.bind import bind_attended, situation_of
 from attnspec.graphs.forms.properties import never_reads_later
-from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import asks_for
+from attnspec.graphs.stack import asks_for, decides
 from attnspec.graphs.token_sets import Data
 from attnspec.integrations.model_advice import READS_BOTH_WAYS
-from attnspec.ir.program import Program, leaves
+from attnspec.ir.program import Program
 from attnspec.lower.lower import Binder
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -32,9 +31,8 @@ def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     graphs = [attend.graph for attend in attends if attend.mechanism is None and attend.graph]
     if len(graphs) < len(attends):
         return leaks(program, "its mechanism reads every position")
-    for graph in graphs:
-        if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
-            return leaks(program, "its pairs are chosen in each call")
+    if any(map(decides, graphs)):
+        return leaks(program, "its pairs are chosen in each call")
     for work, those in Binder(program).works(layer, heads, n_q, n):
         if work.reads:
             return leaks(program, f"its pairs depend on the input `{work.reads[0]}`")
@@ -85,7 +83,7 @@ def require_rows_done(
         seen.add(attend)
         if attend.graph is None or attend.mechanism is not None:
             raise _unfinished(program, "its mechanism reads every position")
-        if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(attend.graph)):
+        if decides(attend.graph):
             raise _unfinished(program, "its pairs are chosen in each call")
         of_samples = [x for x in (*inputs.values(), padding) if x is not None]
         for sample in range(max(map(len, of_samples), default=1)):
