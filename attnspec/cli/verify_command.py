@@ -33,7 +33,6 @@ from attnspec.text.diagnostics import AttnSpecError
 if TYPE_CHECKING:
     import torch
 
-
 DEFAULT_LENGTH = 512
 
 EVERY = "all"
