@@ -432,32 +432,24 @@ def _inside(whole: Config, text: Config, layers: Layers, causal: bool | None) ->
     """What the layers of a text model read with the masks that the model around it makes."""
     kind = whole.kind
     if kind == "paligemma" and layers.causal:
-        return _prompted(layers)
+        # the prompt, with its images, is read both ways
+        both = "{} | prefix(prompt) & transpose(prefix(prompt))"
+        return _widened(layers, "causal | prefix(prompt)", both, "prompt: length")
     if kind == "gemma3":
         if not layers.causal:
             raise AttnSpecError(
                 "layers of `gemma3` read both ways only in images: leave `is_causal = False` out"
             )
-        return _with_images(text, layers)
+        # each image is read both ways: `image` is its number, below 0 for text
+        same = "image(q) == image(k) and image(q) >= 0"
+        cut = f"{{}} | where({same} and q - k < {text.get('sliding_window')})"
+        return _widened(layers, f"causal | where({same})", cut, "image: ids")
     if kind not in _PLAIN_TEXTS | {"paligemma"} and causal is None:
         raise AttnSpecError(
             f"what `{kind}` adds to the masks of its text model is not known here:"
             " `config.text_config` is the text model alone"
         )
     return layers
-
-
-def _prompted(layers: Layers) -> Layers:
-    """Layers that read the prompt, with its images, both ways."""
-    both = "{} | prefix(prompt) & transpose(prefix(prompt))"
-    return _widened(layers, "causal | prefix(prompt)", both, "prompt: length")
-
-
-def _with_images(text: Config, layers: Layers) -> Layers:
-    """Layers that read each image both ways: `image` is its number, below 0 for text."""
-    same = "image(q) == image(k) and image(q) >= 0"
-    near = f" and q - k < {text.get('sliding_window')}"
-    return _widened(layers, f"causal | where({same})", f"{{}} | where({same}{near})", "image: ids")
 
 
 def _widened(layers: Layers, full: str, cut: str, read: str) -> Layers:
