@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attnspec.ir.api_checks import length_of
-from attnspec.ir.normal_form import map_scalars
+from attnspec.ir.normal_form import map_scalars, map_value
 from attnspec.ir.program import Attend, Crossing, Program
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 from attnspec.text.diagnostics import AttnSpecError
@@ -55,10 +55,8 @@ def _attend(attend: Attend) -> Attend:
     )
     mechanism = attend.mechanism
     if mechanism is not None:
-        sizes = (
-            (x, _even(y) if isinstance(y, Apply | Symbol) else y) for x, y in mechanism.arguments
-        )
-        mechanism = replace(mechanism, arguments=tuple(sizes))
+        sizes = tuple((name, map_value(value, _even)) for name, value in mechanism.arguments)
+        mechanism = replace(mechanism, arguments=sizes)
     return replace(
         attend,
         graph=None if attend.graph is None else map_scalars(attend.graph, _even),

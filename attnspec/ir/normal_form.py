@@ -96,20 +96,21 @@ def substitute(term: Term, values: dict[str, int | float | bool]) -> Term:
 def map_scalars(term: Term, change: Callable[[Scalar], Scalar]) -> Term:
     """The term with every scalar changed."""
     if isinstance(term, Leaf):
-        arguments = tuple((name, _value(value, change)) for name, value in term.arguments)
+        arguments = tuple((name, map_value(value, change)) for name, value in term.arguments)
         return replace(term, arguments=arguments)
     by = None if term.by is None else change(term.by)
     return replace(term, terms=tuple(map_scalars(child, change) for child in term.terms), by=by)
 
 
-def _value(value: ArgumentValue, change: Callable[[Scalar], Scalar]) -> ArgumentValue:
+def map_value(value: ArgumentValue, change: Callable[[Scalar], Scalar]) -> ArgumentValue:
+    """An argument with every scalar changed."""
     match value:
         case str() | InputRef():
             return value
         case Tokens(kind, scalars):
             return Tokens(kind, tuple(change(scalar) for scalar in scalars))
         case TokenCompound(op, terms):
-            return TokenCompound(op, tuple(_value(term, change) for term in terms))  # type: ignore[misc]
+            return TokenCompound(op, tuple(map_value(term, change) for term in terms))  # type: ignore[misc]
         case Leaf() | Compound():
             return map_scalars(value, change)
         case tuple():
