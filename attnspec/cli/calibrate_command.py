@@ -108,12 +108,9 @@ def _measure(path: str, device: str, as_json: bool) -> None:
     if as_json:
         kept = ("name", "seconds", "median", "expected")
         trials = [{name: getattr(one, name) for name in kept} for one in measured]
-        console.result_json(
-            {
-                **{"ok": True, "file": shown_path(path), **fitted.data(), "trials": trials},
-                "failed": [{"name": one.name, "reason": one.reason} for one in failed],
-            }
-        )
+        left_out = [{"name": one.name, "reason": one.reason} for one in failed]
+        data = {"ok": True, "file": shown_path(path), **fitted.data()}
+        console.result_json({**data, "trials": trials, "failed": left_out})
         return
     console.result(table(fitted, device))
     console.say(f"{fit(measured)}\nwrote {shown_path(path)}")

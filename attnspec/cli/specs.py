@@ -90,9 +90,8 @@ def _standard_input() -> Source:
         data = b"" if sys.stdin is None else sys.stdin.buffer.read(LIMITS.text_size + 1)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        raise SpecError(
-            Diagnostic("A183", f"standard input cannot be read: {reason}", None)
-        ) from None
+        message = f"standard input cannot be read: {reason}"
+        raise SpecError(Diagnostic("A183", message, None)) from None
     return source_of_bytes(data, STDIN)
 
 

@@ -366,8 +366,7 @@ def module_heads(module: nn.Module) -> int:
     names = ("n_heads", "num_heads", "num_attention_heads")
     heads = _number(attribute_of(module, name) for name in names)
     if heads is None:
-        kind = type(module).__name__
-        raise AttnSpecError(f"{kind} does not say how many heads it has")
+        raise AttnSpecError(f"{type(module).__name__} does not say how many heads it has")
     return heads
 
 
