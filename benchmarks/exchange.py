@@ -68,7 +68,7 @@ def row(spec: Spec, n: int, ranks: int) -> dict[str, Json]:
     in all layers, forward; None where that cannot be."""
     shape = tensors_of(spec)
     found = plan(spec.program, n, ranks, shape)
-    planner = Planner(spec.program, n, shape)
+    planner = Planner(spec.program, n, shape, None, None)
     kinds = planner.kinds(range(spec.program.layers or 1))
     figures: dict[str, Json] = {
         "n": n,

@@ -40,7 +40,7 @@ NEARLY_ALL = [
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize(("body", "n"), checkered(NEARLY_ALL, [1, 20, 40, 70]))
+@pytest.mark.parametrize(("body", "n"), checkered(NEARLY_ALL, [1, 20, 40, 70], of=3))
 def test_nothing_cancels_where_few_keys_are_left(body: str, n: int) -> None:
     call = Call(Case(spec_of(body), n), "left" if n > 40 else "plain", torch.float32, sharp=True)
     assert errors_of(call, call.case.spec.compile()) == []

@@ -62,6 +62,7 @@ def amounts() -> list[Amounts]:
     return [trial.amounts for trial in trials()]
 
 
+@pytest.mark.slow
 def test_the_trials_decide_every_rate(amounts: list[Amounts]) -> None:
     assert {name for each in amounts for name, amount in each.items() if amount} == set(NAMES)
     faster = fitted(amounts, [USUAL.seconds(each) / 5 for each in amounts], USUAL)

@@ -125,7 +125,7 @@ def test_m_is_for_two_sequences_alone() -> None:
 SPECS = (*GRAPHS, "self head 1 { attend columns(last(2)) - rows(first(1)) }")
 
 
-@pytest.mark.parametrize("graph", few(SPECS))
+@pytest.mark.parametrize("graph", few(SPECS, 4))
 def test_figures_are_those_of_the_masks(graph: str) -> None:
     spec = spec_of(f"{'heads 2 layers 2 ' * ('head' in graph)}attend {graph}")
     for m, n in ((7, 16), (33, 20), (20, 20), (0, 5), (5, 0)):
