@@ -132,9 +132,8 @@ def known_by(file: str, function: str, was: str, becomes: str) -> tuple[str, ...
 
 
 def key_of(mutation: Mutation) -> tuple[str, ...]:
-    return known_by(
-        mutation.path.name, mutation.function, *mutation.lines(source_of(mutation.path))
-    )
+    lines = mutation.lines(source_of(mutation.path))
+    return known_by(mutation.path.name, mutation.function, *lines)
 
 
 def alike() -> dict[tuple[str, ...], str]:
@@ -169,8 +168,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=200, help="changes that are tried")
     parser.add_argument("--seed", type=int, default=0, help="draws other changes")
     parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=[*ROOMS])
-    parser.add_argument("--paths", nargs="+", default=["*"], help="patterns of files, in the rooms")
-    parser.add_argument("--tests", nargs="+", default=["test_*.py"], help="patterns of their files")
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests for each change")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--record", action="store_true", help="record anew what tests reach")
@@ -276,13 +273,8 @@ def outcomes_of(
     asked: argparse.Namespace, pool: ThreadPoolExecutor, trees: SimpleQueue[Path]
 ) -> Iterator[Outcome]:
     """What becomes of each change, one after the other."""
-    rooms = {
-        path: room
-        for room in asked.rooms
-        for path in files_of(room)
-        if any(path.match(pattern) for pattern in asked.paths)
-    }
-    files = {path for pattern in asked.tests for path in (ROOT / "tests").rglob(pattern)}
+    rooms = {path: room for room in asked.rooms for path in files_of(room)}
+    files = (ROOT / "tests").rglob("test_*.py")
     tests = sorted(path.relative_to(ROOT) for path in files if path.name not in LEFT_OUT)
     records = list(pool.map(lambda path: record_of(path, asked.record, trees), tests))
     explained = alike()

@@ -47,7 +47,7 @@ from attnspec.ir.program import (
     TokenTerm,
 )
 from attnspec.ir.scalars import Scalar, ScalarError, Value, evaluate, fold, symbols
-from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, as_written
 
 if TYPE_CHECKING:
     from attnspec.text.source import Span
@@ -192,33 +192,33 @@ def check_value(parameter: Parameter, name: str, value: object) -> str | None:
     kind = parameter.kind
     if kind == "integer":
         if isinstance(value, bool) or not isinstance(value, int):
-            return f"`{name}` must be an integer, got {_shown(value)}"
+            return f"`{name}` must be an integer, got {as_written(value)}"
     elif kind == "real":
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"`{name}` must be a number, got {_shown(value)}"
+            return f"`{name}` must be a number, got {as_written(value)}"
         beyond = beyond_formulas(parameter, name, value)
         if beyond is not None:
             return beyond
     elif kind == "boolean":
         if not isinstance(value, bool):
-            return f"`{name}` must be true or false, got {_shown(value)}"
+            return f"`{name}` must be true or false, got {as_written(value)}"
         return None
     elif kind == "choice":
-        if value not in parameter.choices:
-            return f"`{name}` must be one of {', '.join(parameter.choices)}, got {_shown(value)}"
-        return None
+        some = ", ".join(parameter.choices)
+        wrong = f"`{name}` must be one of {some}, got {as_written(value)}"
+        return None if value in parameter.choices else wrong
     else:
         return None
     if parameter.above is not None and not value > parameter.above:
-        return f"`{name}` must be above {parameter.above}, got {_shown(value)}"
+        return f"`{name}` must be above {parameter.above}, got {as_written(value)}"
     if parameter.least is not None and value < parameter.least:
-        return f"`{name}` must be at least {parameter.least}, got {_shown(value)}"
+        return f"`{name}` must be at least {parameter.least}, got {as_written(value)}"
     if parameter.most is not None and value > parameter.most:
-        return f"`{name}` must be at most {parameter.most}, got {_shown(value)}"
+        return f"`{name}` must be at most {parameter.most}, got {as_written(value)}"
     if parameter.odd and value % 2 == 0:
-        return f"`{name}` must be odd, got {_shown(value)}"
+        return f"`{name}` must be odd, got {as_written(value)}"
     if parameter.even and value % 2 == 1:
-        return f"`{name}` must be even, got {_shown(value)}"
+        return f"`{name}` must be even, got {as_written(value)}"
     return None
 
 
@@ -376,10 +376,6 @@ def _value(scalar: Scalar, at: Situation, name: str, span: Span | None) -> objec
         raise BindError(
             f"`{name}` needs `{error.args[0]}`, which the spec does not declare", span
         ) from None
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def extents_of(program: Program, n: int) -> tuple[int, ...]:
