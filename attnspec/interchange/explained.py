@@ -177,8 +177,10 @@ def _shortest(mask: np.ndarray) -> _Candidate:
 def _restrictions(mask: np.ndarray) -> Iterator[_Restriction]:
     """What the pairs of a mask are all inside of, simplest first."""
     n = len(mask)
-    everything, causal = np.ones_like(mask), np.tri(n, dtype=bool)
+    everything, causal, alone = np.ones_like(mask), np.tri(n, dtype=bool), np.eye(n, dtype=bool)
     yield _Restriction((), "", everything)
+    if not (mask & ~alone).any():
+        yield _Restriction((), "self", alone)
     lines: tuple[str, ...] = ()
     outer = everything
     if not (mask & ~causal).any() and n > 1:
