@@ -284,10 +284,10 @@ def against_stable(program: Program) -> str | None:
     if change is None:
         return None
     m, n, query, key, reads, slot = change
-    at, other = (m + 1, m) if reads else (m, m + 1)
+    (at, other), keys = (m + 1, m) if reads else (m, m + 1), count_of(n, "key")
     return (
-        f"with {count_of(at, 'query', 'queries')} and {count_of(n, 'key')}, query {query} reads key"
-        f" {key}{slot}; with {count_of(other, 'query', 'queries')}, it does not"
+        f"with {count_of(at, 'query', 'queries')} and {keys}, query {query} reads key"
+        f" {key}{slot}; with {count_of(other, 'query', 'queries')} and {keys}, it does not"
     )
 
 

@@ -17,7 +17,7 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Attend, Program, symbols_of
+from attnspec.ir.program import Attend, Compound, Program, symbols_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, count_of
 from attnspec.text.source import Span
 
@@ -61,8 +61,11 @@ def _advised(rows: Diagnostic, stack: Stack, n: int, attend: Attend, advice: str
     kind = "other layer" if stack.program.heads is None else "other head"
     verb = "has" if others == 1 else "have"
     more = (f"{count_of(others, kind)} {verb} queries without a key too",) if others > 0 else ()
-    if rows.code == "A902" and getattr(attend.graph, "op", "") in ("&", "-"):
-        advice = "`A & B` keeps pairs that are in A and in B, `A - B` those of A that are not in B"
+    if rows.code == "A902" and isinstance(attend.graph, Compound) and attend.graph.op == "&":
+        advice = "`A & B` keeps the pairs that are in both A and B; `A | B` has those in either"
+        # `A - B` is `A & ~B` by now
+        if "~" not in span.text and any(getattr(x, "op", "") == "~" for x in attend.graph.terms):
+            advice = "`A - B` keeps the pairs of A that are not in B"
     return replace(rows, notes=(*rows.notes, *more), help=advice)
 
 

@@ -331,7 +331,7 @@ def _with_way_out(
         low, high = (low, middle) if holds(middle) else (middle, high)
     if not holds(high + 1):
         return found
-    way = f"it holds at all checked lengths from n = {high:,} on: claim it `for n >= {high}`"
+    way = f"it holds at all checked lengths from n = {high:,} on: end it with `for n >= {high}`"
     return tuple(replace(one, help=one.help or way) for one in found)
 
 
@@ -450,7 +450,7 @@ def _valid_at(valid: Sequence[int], missing: Sequence[int]) -> str:
     """What to do where an expression has no value at some of the lengths of a claim."""
     short = valid and valid[-1] < missing[-1]
     lengths = f"at n = {', '.join(map(str, valid))}" if short else "for n >= …"
-    limit = f", or claim it `{lengths}`" if valid else ""
+    limit = f", or end the claim with `{lengths}`" if valid else ""
     return f"write an expression that is valid at every n{limit}"
 
 

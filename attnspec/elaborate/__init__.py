@@ -70,7 +70,7 @@ def elaborate(
     except Stopped:
         raise SpecError(collector.diagnostics) from None
     pending = {
-        statement.keyword
+        statement.keyword: statement
         for statement in attention.body
         if isinstance(statement, nodes.Setting) and statement.keyword in ("layers", "heads")
     }

@@ -8,15 +8,7 @@ from typing import NoReturn
 from attnspec.elaborate import terms
 from attnspec.elaborate.arguments import complete, matched, parameters_of, values_of
 from attnspec.elaborate.foreign_words import meant, undefined
-from attnspec.elaborate.names import (
-    GRAPH_FUNCTIONS,
-    POSITIONS,
-    RESERVED,
-    TOKEN_SETS,
-    Numbers,
-    Value,
-    type_of,
-)
+from attnspec.elaborate.names import POSITIONS, RESERVED, TOKEN_SETS, Numbers, Value, type_of
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
@@ -51,7 +43,7 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
     if scope.score and name in SCORE_FUNCTIONS:
         require_free(node, scope)
         return _function(node, scope)
-    if isinstance(binding, InputRef) and (scope.predicate or name not in _words(scope)):
+    if isinstance(binding, InputRef) and (scope.predicate or name not in scope.callable):
         return input_read(node, binding, scope)
     if name in scope.module.broken:
         raise Failed
@@ -71,7 +63,7 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
         return _mechanism(node, scope, bare)
     if name in scope.names or name in RESERVED:
         scope.fail("A210", f"`{name}` is a value and takes no arguments", node.name_span)
-    advice = meant(name, scope) or did_you_mean(name, _words(scope))
+    advice = meant(name, scope) or did_you_mean(name, scope.callable)
     if name in SCORE_FUNCTIONS:
         advice = IN_SCORE.format(name)
     elif advice is None and scope.expanding:
@@ -79,13 +71,6 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
     elif advice is None:
         advice = (INPUT if scope.predicate else GRAPH).format(name)
     scope.fail("A201", undefined(name, scope), node.name_span, help=advice)
-
-
-def _words(scope: Scope) -> list[str]:
-    """What may have brackets behind its name."""
-    work, graphs = scope.work, scope.module.graphs
-    words = [*work.callable, *graphs, *work.mechanisms, *FUNCTIONS, *TOKEN_SETS]
-    return [*words, *GRAPH_FUNCTIONS]
 
 
 def _function(node: nodes.Call, scope: Scope) -> Scalar:
@@ -110,7 +95,9 @@ def _token_set(node: nodes.Call, scope: Scope) -> Tokens:
     settings, _ = values_of(node, scope, parameters)
     first, *_ = parameters
     if first not in settings:
-        scope.fail("A303", f"`{node.name}` needs its `{first}`", node.span)
+        message = f"`{node.name}` needs `{first}`, as in `{node.name}(4)`"
+        notes = (f"`{first}`: {parameters[first].doc}",)
+        scope.fail("A303", message, node.span, notes=notes)
     return Tokens(node.name, tuple(settings.get(name, 0) for name in parameters))  # type: ignore[misc]
 
 
@@ -131,7 +118,7 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
         return first, last
 
     if not node.arguments:
-        scope.fail("A303", "`positions` needs at least one position", node.span)
+        scope.fail("A303", "`positions` needs positions, as in `positions(0, 8..15)`", node.span)
     pairs = each(node.arguments, ends)
     return Tokens("positions", tuple(end for pair in pairs for end in pair))
 
@@ -222,13 +209,13 @@ def _needs_grid(node: nodes.Call, scope: Scope) -> NoReturn:
 
 
 def _mechanism(node: nodes.Call, scope: Scope, bare: bool) -> Mechanism:
-    if bare:
-        message = f"`{node.name}` is a mechanism: write `{node.name}()`"
-        scope.fail("A206", message, node.span)
     declaration = scope.work.mechanisms[node.name]
     parameters = parameters_of(declaration)
     values, spans = values_of(node, scope, parameters)
     complete(node, scope, declaration, values, spans)
+    if bare:
+        message = f"`{node.name}` is a mechanism: write `{node.name}()`"
+        scope.fail("A206", message, node.span)
     return Mechanism(node.name, tuple(sorted(values.items())), node.span)
 
 

@@ -9,23 +9,14 @@ from typing import TypeVar
 from attnspec.elaborate import terms
 from attnspec.elaborate.calls import IN_CONDITIONS, IN_GRAPH, IN_SCORE, SIZES, call, require_free
 from attnspec.elaborate.foreign_words import meant, undefined
-from attnspec.elaborate.names import (
-    GRAPH_FUNCTIONS,
-    POSITIONS,
-    SCALARS,
-    TOKEN_SETS,
-    Hybrid,
-    Value,
-    kind_of,
-    type_of,
-)
+from attnspec.elaborate.names import POSITIONS, SCALARS, TOKEN_SETS, Hybrid, Value, kind_of, type_of
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.grid import AXES
 from attnspec.graphs.predicates.inputs import reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
-from attnspec.ir.scalars import FUNCTIONS, NEGATED, SCORE, SCORE_FUNCTIONS, Apply, Scalar, Symbol
+from attnspec.ir.scalars import NEGATED, SCORE, SCORE_FUNCTIONS, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean, nearest
 from attnspec.text.source import Span
 
@@ -80,13 +71,11 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         return Symbol(name)
     if name in module.broken:
         raise Failed
-    if name in module.graphs or name in work.callable or name in work.mechanisms:
+    if name in scope.callable:
         return call(nodes.Call(name, (), span=node.span, name_span=node.span), scope, bare=True)
     if name in POSITIONS:
         what = f"`{name}`, the position of a {'query' if name == 'q' else 'key'},"
         scope.fail("A205", f"{what} {IN_CONDITIONS}", node.span, help=SIZES)
-    if name in FUNCTIONS or name in TOKEN_SETS or name in GRAPH_FUNCTIONS:
-        scope.fail("A206", f"`{name}` needs its arguments: `{name}(…)`", node.span)
     words = [*scope.names, *SCALARS, "true", "false"]
     advice: str | None
     if scope.predicate:
@@ -129,8 +118,12 @@ def _scalar_word(node: nodes.Name, scope: Scope) -> Scalar:
     if name in work.broken:
         raise Failed
     if name in work.pending:
-        message = f"`{name}` has a value only below the statement `{name} N`"
-        scope.fail("A207", message, node.span, help="write a number here")
+        later, advice = work.pending[name], "write a number here"
+        if isinstance(later.value, nodes.Integer):
+            moved = "" if scope.default else "move that statement up, or "
+            advice = f"{moved}write `{later.value.value}` here"
+        message = f"`{name}` is used before the statement `{later.span.text}` gives it a value"
+        scope.fail("A207", message, node.span, help=advice)
     if name == "layers":
         return 1 if work.layers is None else work.layers
     if work.heads is None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from attnspec.elaborate.names import Value
+from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS, Value
 from attnspec.grammar import nodes
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Compound, Input, Leaf, TokenCompound, Tokens
-from attnspec.ir.scalars import Apply, Scalar
+from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import Diagnostic
 from attnspec.text.source import Source, Span
@@ -158,7 +158,7 @@ class Work:
     collector: Collector
     patterns: Mapping[str, type[Relation]]
     mechanisms: Mapping[str, type[MechanismDeclaration]]
-    pending: set[str]
+    pending: dict[str, nodes.Setting]
     layers: int | None = None
     heads: int | None = None
     grid: tuple[Scalar, ...] | None = None
@@ -199,6 +199,13 @@ class Scope:
     wanted: str = ""
     default: bool = False
     expanding: tuple[nodes.Graph, ...] = ()
+
+    @property
+    def callable(self) -> list[str]:
+        """What may have brackets behind its name."""
+        work, graphs = self.work, self.module.graphs
+        words = [*work.callable, *graphs, *work.mechanisms, *FUNCTIONS, *TOKEN_SETS]
+        return [*words, *GRAPH_FUNCTIONS]
 
     def child(self, **changes: Any) -> Scope:
         """A scope inside this one: sees the same names, adds its own, shares what was used."""

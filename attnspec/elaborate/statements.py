@@ -89,7 +89,7 @@ class Statements:
             else:
                 scope.names.setdefault(statement.name, None)
         if isinstance(statement, nodes.Setting):
-            scope.work.pending.discard(statement.keyword)
+            scope.work.pending.pop(statement.keyword, None)
 
     def _scope(
         self, body: Sequence[nodes.Statement], scope: Scope, where: Where, top: bool
@@ -141,7 +141,8 @@ class Statements:
         kind = statement.kind
         if kind not in INPUT_KINDS:
             notes = (
-                "`tokens` mark, `ids` label, `numbers` measure and `length` counts positions",
+                "at each position `tokens` is true or false, `ids` a label, `numbers` a number",
+                "`length` is one number of positions for each sequence, as in `prefix(length)`",
                 "`choices`, `scores`, `buckets` choose keys; `pairs` are numbers for `score`",
             )
             message = f"the kind of an input must be one of {', '.join(INPUT_KINDS)}, got `{kind}`"

@@ -38,9 +38,9 @@ KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
     "ids": (INTEGERS, "an integer type", "[B, n_k]"),
     "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type", "[B, n_k]"),
     "length": (INTEGERS, "an integer type", "[B]"),
-    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, choices]"),
+    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, choices >= 0]"),
     "scores": (FLOATS, "a floating type", "[B, H or H_kv or 1, query blocks, key blocks]"),
-    "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, rounds, n_k]"),
+    "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, rounds >= 1, n_k]"),
     "pairs": (FLOATS, "a floating type", "[B, H or 1, n_q, n_k]"),
 }
 """The types of an input of each kind, in words, and its axes."""
@@ -53,20 +53,18 @@ _MASKS = (
 _WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` shows the pairs"
 _CAUSAL = "the spec says this, with the statement `causal` or without it; leave the keyword out"
 _SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
-_CALL = (
-    "calls of the module that `spec.compile()` returns take it, beside q, k and v; `SelfAttention`"
-    " takes `layer` and `dropout` when it is made"
-)
-_OF_CALLS = "layer", "key_padding_mask", "dropout_p", "inputs", "return_lse", "query_start", "keys"
+_OF_CALLS = "key_padding_mask inputs return_lse query_start keys".split()
 _INSTEAD = {
-    **dict.fromkeys(_OF_CALLS, _CALL),
-    **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
+    **{x: f"pass it in the call, `module(q, k, v, {x}=…)`" for x in _OF_CALLS},
+    "layer": "pass it in the call, `module(q, k, v, layer=…)`, or make `SelfAttention(…, layer=…)`",
+    "dropout_p": "call `module(q, k, v, dropout_p=…)`, or make `SelfAttention(…, dropout=…)`",
+    **dict.fromkeys("attention_mask attn_mask block_mask mask mask_mod".split(), _MASKS),
     "enable_gqa": "k and v may always have fewer heads than q; leave `enable_gqa` out",
     "head": "a call computes all heads, which are the axis H of q, k and v",
     "head_mask": "write what each head does in `head` blocks of the spec",
     "causal": _CAUSAL,
     "is_causal": _CAUSAL,
-    **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
+    **dict.fromkeys("need_weights output_attentions return_weights".split(), _WEIGHTS),
     "padding_mask": "pass `key_padding_mask`, bool, True for a real key",
     "position_ids": "keys have the positions 0 to n_k - 1, and queries the last n_q of these",
     "scale": _SCALE,
@@ -216,8 +214,8 @@ def check_inputs(
             ]
             # of numbers of pairs a step has those of all keys
             rows = zip(some[: 3 if entry.kind == "pairs" else 4], shape, strict=False)
-            if len(shape) != 4 or not all(size in fits or not fits for fits, size in rows):
-                said = ", ".join(f"{x} = {size}" for x, size in sizes.items() if x != "1")
+            if len(shape) != 4 or any(fits and size not in fits for fits, size in rows):
+                said = ", ".join(f"{x} = {sizes[x]}" for x in sizes if x > "1" and x in axes)
                 raise ValueError(
                     f"{name} must have the shape {axes} with {said}, got {list(shape)}"
                 )

@@ -382,21 +382,18 @@ def _without_logarithm(attend: Attend) -> str:
     """What keeps a head from dividing by a sum of positive weights, "" where nothing does."""
     mechanism = attend.mechanism
     if mechanism is not None:
-        if not MECHANISMS_BY_NAME[mechanism.name].positive(dict(mechanism.arguments)):
-            return mechanism.name
+        if why := MECHANISMS_BY_NAME[mechanism.name].no_logarithm(dict(mechanism.arguments)):
+            return f"`{mechanism.name}`, {why}"
     elif attend.normalize not in MERGED:
-        return f"normalize {attend.normalize}"
+        return f"`normalize {attend.normalize}`, which is not a softmax"
     averaged = any(dict(leaf.arguments).get("combine") == "mean" for leaf in attend.leaves)
-    return "combine = mean" if averaged else ""
+    return "`combine = mean`, which averages the outputs of rounds" if averaged else ""
 
 
 def no_log_sum_exps(program: Program) -> ValueError:
     """Why there are none."""
     what = next(filter(None, map(_without_logarithm, program.attends)), "these weights")
-    return ValueError(
-        f"`return_lse` cannot be used with `{what}`: log-sum-exps need one softmax over the keys,"
-        " or division by a sum of features that is never negative; leave `return_lse` out"
-    )
+    return ValueError(f"`return_lse` cannot be used with {what}; leave `return_lse` out")
 
 
 def rows_of(table: Tensor, layer: int, heads: Selection) -> Tensor:

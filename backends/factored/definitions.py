@@ -108,7 +108,7 @@ def text_of(work: Work, head: int, **changes: object) -> dict[str, Any]:
 
 def cancels(declared: MechanismDeclaration) -> bool:
     """Whether weights may be negative."""
-    return declared.sums and not declared.positive({**vars(declared), "normalize": "sum"})
+    return declared.sums and declared.no_logarithm({**vars(declared), "normalize": "sum"}) != ""
 
 
 def defined(work: Work, head: int, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:

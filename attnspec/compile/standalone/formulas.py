@@ -259,9 +259,10 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
             low, high = ends_of("max", args[1])
             # of scores IEEE says what a division by 0 gives
             if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
-                raise StandaloneError(
-                    f"the divisor `{flat(args[1])}` may be 0: write `max(…, 1)` around it"
-                )
+                other = "one that is never 0"
+                if low == 0 and kind_of(args[1]) == "int":
+                    other = "`max(…, 1)` around it"
+                raise StandaloneError(f"the divisor `{flat(args[1])}` may be 0: write {other}")
             return joined(op, *args)
         case "min" | "max":
             return reduce(partial(_extreme, op), args)
@@ -325,7 +326,8 @@ def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     inside = low >= 0 and high < len(items)
     if not (inside or (page.scores and tensor_of(index))):
         raise StandaloneError(
-            f"the index `{flat(index)}` may be outside a list of length {len(items)}"
+            f"the index `{flat(index)}` may be outside a list of length {len(items)}: write one"
+            f" that is always at least 0 and below {len(items)}"
         )
     listed = Expression(f"({', '.join(map(flat, items))}{',' * (len(items) == 1)})")
     kind = "real" if "real" in map(kind_of, items) else "int"

@@ -144,7 +144,8 @@ def require_exact(
         if not made:
             raise RelationError("`where` divides by 0: write another divisor")
         raise RelationError(
-            f"the divisor in `where` is made from {made}, and may be 0: write `max(…, 1)` around it"
+            f"the divisor in `where` is made from {made}, and may be 0: write one that is never 0"
+            " (if it is never negative, `max(…, 1)`)"
         )
     if _computed(predicate, ends, real) > LARGEST:
         raise RelationError(

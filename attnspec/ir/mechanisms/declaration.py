@@ -115,10 +115,10 @@ class MechanismDeclaration:
         return cls.scaled
 
     @classmethod
-    def positive(cls, arguments: Mapping[str, object]) -> bool:
-        """Whether, with these arguments, rows are divided by sums of weights that are never
-        negative, which have logarithms."""
-        return False
+    def no_logarithm(cls, arguments: Mapping[str, object]) -> str:
+        """Why, with these arguments, what divides a row has no logarithm, "" where that is a sum of
+        weights that are never negative; what is to be read after its name."""
+        return "whose weights may be negative" if cls.sums else "which keeps no sum of weights"
 
     drawn: ClassVar[bool] = False
     """Whether it draws random numbers, which differ by layer and head."""

@@ -41,8 +41,8 @@ class Favor(MechanismDeclaration):
     operations: ClassVar = "8 m d n, or 12 m d n where features come in pairs"
 
     @classmethod
-    def positive(cls, arguments: Mapping[str, object]) -> bool:
-        return arguments.get("kind") != "trig"
+    def no_logarithm(cls, arguments: Mapping[str, object]) -> str:
+        return super().no_logarithm(arguments) if arguments.get("kind") == "trig" else ""
 
     def feature_width(self, size: int) -> int:
         return self.features * (2 if self.kind in ("trig", "hyperbolic") else 1)

@@ -36,8 +36,10 @@ class Linear(MechanismDeclaration):
     operations: ClassVar = "4 d**2 n"
 
     @classmethod
-    def positive(cls, arguments: Mapping[str, object]) -> bool:
-        return arguments.get("normalize") != "none" and arguments.get("feature") != "identity"
+    def no_logarithm(cls, arguments: Mapping[str, object]) -> str:
+        if arguments.get("normalize") == "none":
+            return "which with `normalize = none` divides by no sum"
+        return super().no_logarithm(arguments) if arguments.get("feature") == "identity" else ""
 
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:

@@ -32,8 +32,8 @@ class Rbf(MechanismDeclaration):
     operations: ClassVar = "8 m d n"
 
     @classmethod
-    def positive(cls, arguments: Mapping[str, object]) -> bool:
-        return True
+    def no_logarithm(cls, arguments: Mapping[str, object]) -> str:
+        return ""
 
     def feature_width(self, size: int) -> int:
         return self.features

@@ -32,8 +32,8 @@ class Taylor(MechanismDeclaration):
     operations: ClassVar = "4 d (d + 1) n, or 2 d (d + 1) (d + 2) n of order 2"
 
     @classmethod
-    def positive(cls, arguments: Mapping[str, object]) -> bool:
-        return True
+    def no_logarithm(cls, arguments: Mapping[str, object]) -> str:
+        return ""
 
     def feature_width(self, size: int) -> int:
         # of order 2: a constant, the channels, and the products of two
