@@ -125,7 +125,9 @@ run('compile', SPEC, '-o', '-')
     [
         (LIGHT, ("torch", "matplotlib", "transformers"), []),
         (COMPILED, ("torch", "torch._dynamo", "torch.utils.flop_counter", "triton"), ["torch"]),
-        ("import matplotlib.cm", ("torch", "matplotlib"), ["matplotlib"]),
+        pytest.param(
+            "import matplotlib.cm", ("matplotlib",), ["matplotlib"], marks=pytest.mark.slow
+        ),
     ],
     ids=["commands", "modules", "a heavy one"],
 )

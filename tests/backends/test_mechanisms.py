@@ -144,7 +144,7 @@ def test_no_bit_of_a_row_depends_on_the_future(body: str) -> None:
         assert torch.equal(module(*later)[:, :, :at], before[:, :, :at])
 
 
-@pytest.mark.parametrize("name", few(MECHANISMS))
+@pytest.mark.parametrize("name", few(MECHANISMS, 3))
 def test_derivatives_of_derivatives(name: str) -> None:
     if "maxima" in name:
         pytest.skip("differences across the corners of a maximum are not derivatives")
@@ -173,7 +173,7 @@ MEMORY = (
 
 
 @pytest.mark.parametrize(
-    ("body", "padded"), few(((body, at % 6 < 3) for at, body in enumerate(MEMORY)), 3)
+    ("body", "padded"), few(((body, at % 6 < 3) for at, body in enumerate(MEMORY)), 5)
 )
 def test_memory_is_that_of_a_few_tensors(body: str, padded: bool) -> None:
     """Forward and backward: n x n numbers, like n x d x d_v, are 16 times as many as q, k, v and

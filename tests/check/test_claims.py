@@ -35,7 +35,7 @@ DEPTHS = ("depth <= 2", "depth <= n - 1")
 def test_depths_of_two_layers_are_proven_soundly(causal: str) -> None:
     """The last layer stands above itself, and no other is met again."""
     proven = 0
-    for first, second in list(product(PARTS, repeat=2))[::2]:
+    for first, second in list(product(PARTS, repeat=2))[::4]:
         claims = " ".join(f"require {claim}" for claim in DEPTHS)
         body = f"{causal}layers 2 attend {first} layer 1 {{ attend {second} }}"
         spec = spec_of(f"{body} {claims}")
@@ -47,7 +47,7 @@ def test_depths_of_two_layers_are_proven_soundly(causal: str) -> None:
                     bound = n - 1 if most is None else most
                     assert depth is not None, (body, n)
                     assert depth <= bound, (body, n)
-    assert proven > 5
+    assert proven > 2
 
 
 @pytest.mark.parametrize(

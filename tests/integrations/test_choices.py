@@ -43,7 +43,7 @@ def states(model: Any) -> list[Tensor]:
     return [*found, pieces(model, transformers.DynamicCache(config=model.config))]
 
 
-@pytest.mark.parametrize("name", few(CHOOSING))
+@pytest.mark.parametrize("name", few(CHOOSING, 4))
 def test_a_model_that_chooses_keys_reads_those_of_its_spec(name: str) -> None:
     stem, settings = CHOOSING[name]
     model = tiny(stem, **settings)

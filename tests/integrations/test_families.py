@@ -60,7 +60,7 @@ def test_training_padding_and_saving(family: Family, tmp_path: Path) -> None:
     assert difference(family.hidden(loaded), family.hidden(model)) < TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "beams"), checkered(WRITING, (1, 2), of=4), ids=str)
+@pytest.mark.parametrize(("family", "beams"), checkered(WRITING, (1, 2), of=7), ids=str)
 def test_writing_from_every_cache(family: Family, beams: int) -> None:
     # further back than the model's own windows, from a position, and to the first ones
     graph = "window(before = 5, after = 0) | block(size = 8) | columns(first(1))"

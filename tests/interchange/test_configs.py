@@ -271,8 +271,8 @@ def require_weights(model: Any, spec: Spec, part: str | None) -> None:
         torch.testing.assert_close(weights.to(q.dtype), found, atol=2e-6, rtol=1e-4)
 
 
-SLOW = [pytest.param(seed, "", marks=pytest.mark.slow) for seed in range(10, 300)]
-QUICK = [(seed, "") for seed in range(10)] + list(enumerate(NAMED))
+SLOW = [pytest.param(seed, "", marks=pytest.mark.slow) for seed in range(5, 300)]
+QUICK = [(seed, "") for seed in range(5)] + list(enumerate(NAMED))
 
 
 @pytest.mark.parametrize(("seed", "kind"), [*QUICK, *SLOW])

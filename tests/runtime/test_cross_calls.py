@@ -9,6 +9,7 @@ import pytest
 import torch
 from attention_checks import ALONG
 from population import spec_of as one_sequence
+from sweeps import checkered
 from torch import Tensor
 
 from attnspec import Spec
@@ -88,19 +89,15 @@ def assert_computes(
 
 @pytest.mark.parametrize(
     ("body", "padded"),
-    [
-        (body, padded)
-        for body in (*(f"attend {x}" for x in GRAPHS), *READING)
-        for padded in (False, True)
-        # numbers of padding are others than they are given
-        if not padded or "numbers" not in body
-    ],
+    checkered((*(f"attend {x}" for x in GRAPHS), *READING), (False, True)),
 )
 def test_calls_are_the_dense_formula(body: str, padded: bool) -> None:
     spec = spec_of(body)
     module = spec.compile()
     for m, n in SIZES if body not in READING else SIZES[2:5]:
-        inputs, padding = inputs_of(spec, m, n), padding_of(n) if padded else None
+        # numbers of padding are others than they are given
+        padding = padding_of(n) if padded and "numbers" not in body else None
+        inputs = inputs_of(spec, m, n)
         masks = [
             [
                 spec.mask(n, 0, h, {x: y[b].numpy() for x, y in inputs.items()}, m=m)
