@@ -297,6 +297,9 @@ class Step:
     """What computes a piece in less time than the flash kernel and its backward, if there is
     something: both from the tensors of these, the bias, the scale, and where results go."""
 
+    unit = 1.0
+    """What changes of scores are multiplied with in the bias of these."""
+
     weigh: Callable[[Piece, Sequence[Tensor], Sequence[Tensor]], None] | None = None
     """Takes the gradients of the factors of keys and values of a piece, from those of both."""
 
@@ -468,10 +471,10 @@ class WalkingKernel(SoftmaxKernel):
                 now = queries.room(result=out, sums=lse)
                 merges, bent = queries.natural and step.merges, scores and scores.scores.bends
                 for piece in step.pieces(rows.shape[0], q.shape[-1], False, scores is not None):
-                    bias = piece.bias(padding, wide)
+                    bias, room = piece.bias(padding, wide), None
                     parts = *piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now)
                     if scores is not None and not bent:
-                        bias = scores.added(piece, bias, wide)
+                        bias = _in_units(scores.added(piece, bias, wide), step.unit)
                     if bent:
                         part = scores.forward(piece, [x.to(wide) for x in parts], bias, scale)
                     elif step.forward is not None:
@@ -479,7 +482,8 @@ class WalkingKernel(SoftmaxKernel):
                         part = step.forward(parts, bias, scale, room)
                     else:
                         part = flash(*parts, 0.0, False, attn_mask=bias, scale=scale)
-                    piece.into.put(now, part, merges)
+                    if room is None:
+                        piece.into.put(now, part, merges)
                 queries.put(lines, now, step.merges)
             clear_empty(out, lse)
             _put_back([x[of_q] for x in result], lines)
@@ -513,12 +517,12 @@ class WalkingKernel(SoftmaxKernel):
                 q_sums = queries.room(query_gradients=lines[0])
                 sums = order.zeros(key_gradients=lines[1], value_gradients=lines[2])
                 for piece in step.pieces(rows[1].shape[0], q.shape[-1], True, scores is not None):
-                    bias = piece.bias(padding, wide)
+                    bias, room = piece.bias(padding, wide), None
                     *above, out_now, lse_now = piece.q.read(**dict(zip(names, now, strict=True)))
                     both = piece.k.read(k=k_now, v=v_now)
                     parts = *above, *both, out_now, lse_now.contiguous()
                     if scores is not None and not bent:
-                        bias = scores.added(piece, bias, wide)
+                        bias = _in_units(scores.added(piece, bias, wide), step.unit)
                     if bent:
                         grads = scores.backward(piece, parts, bias, scale)
                     elif narrow:
@@ -528,7 +532,7 @@ class WalkingKernel(SoftmaxKernel):
                         grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
                     if queries.natural:
                         piece.q.add(q_sums[0], grads[0])
-                    else:
+                    elif room is None:
                         piece.into.put(q_sums, grads[:1], False)
                     for total, share in zip(sums, grads[1:], strict=True):
                         piece.k.add(total, share)
@@ -556,6 +560,11 @@ class WalkingKernel(SoftmaxKernel):
         kinds = kind, lse.dtype, lse.dtype
         into = [x.new_zeros(x.shape, dtype=kind) for x, kind in zip(tensors, kinds, strict=True)]
         return into, {name: torch.zeros_like(table) for name, table in call.tables.items()}
+
+
+def _in_units(bias: Tensor, unit: float) -> Tensor:
+    """A bias in units of scores that a step counts in."""
+    return bias if unit == 1.0 else bias.mul_(unit)
 
 
 def _put_back(targets: Iterable[Tensor], lines: Sequence[Tensor]) -> None:

@@ -115,7 +115,7 @@ class ListedStep(Step):
         self.height = rows.shape[1]
         # with so few queries or keys in a block the flash kernel takes longer
         if min(self.height, placed.k.size) <= LIMITS.narrow:
-            self.forward, self.backward = _forward, _backward
+            self.forward, self.backward, self.unit = _forward, _backward, LOG2E
         # from behind those that are read and are none
         self.rows = np.concatenate([rows, np.minimum(rows, -1 - rows)[::-1]])
         there = lists.flatten(0, 1) >= 0
@@ -224,16 +224,19 @@ class ListedPiece(Piece):
         else:
             mask = step.masks.index_select(0, places)
         mask = mask.view(count, many, *mask.shape[1:])
-        mask = (mask.transpose(1, 2) if step.tall else mask).reshape(
-            count, 1, self.q.height, self.k.height
-        )
-        into = scratch("masks of scores", tuple(mask.shape), kind)
-        if mask.dtype != torch.bool:
-            return into.copy_(mask).clamp_(min=LOWEST)
+        into = scratch("masks of scores", (count, 1, self.q.height, self.k.height), kind)
         # bits as those of integers: to choose number by number takes up to ten times as long
-        whole = torch.int32 if kind == torch.float32 else torch.int64
-        least = torch.full((), LOWEST, dtype=kind, device="cpu").view(whole)
-        into.view(whole).copy_(mask.view(torch.int8).sub(1)).bitwise_and_(least)
+        bits = mask.dtype == torch.bool
+        whole = into.view(torch.int32 if kind == torch.float32 else torch.int64) if bits else into
+        entries = whole.view(mask.shape)
+        if step.tall:
+            # the keys of a tile stand side by side
+            entries = whole.view(count, -1, many, mask.shape[3]).transpose(1, 2)
+        if not bits:
+            entries.copy_(mask)
+            return into.clamp_(min=LOWEST)
+        entries.copy_(mask.view(torch.int8).sub(1))
+        whole.bitwise_and_(torch.full((), LOWEST, dtype=kind, device="cpu").view(whole.dtype))
         return into
 
     def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -291,11 +294,11 @@ def _backward(
 
 
 def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """The scores of blocks [b, h, w] in units of ln 2, in a buffer."""
+    """The scores of blocks [b, h, w] in units of ln 2, as a bias is, in a buffer."""
     if bias is None:
         into = scratch("scores", (*q.shape[:2], k.shape[1]), q.dtype)
         return _scaled(q, k.mT, scale * LOG2E, into)
-    return bias[:, 0].mul_(LOG2E).baddbmm_(q, k.mT, alpha=scale * LOG2E)
+    return bias[:, 0].baddbmm_(q, k.mT, alpha=scale * LOG2E)
 
 
 def _scaled(x: Tensor, y: Tensor, scale: float, into: Tensor) -> Tensor:
