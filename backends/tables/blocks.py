@@ -298,7 +298,7 @@ class Step:
     something: both from the tensors of these, the bias, the scale, and where results go."""
 
     unit = 1.0
-    """What changes of scores are multiplied with in the bias of these."""
+    """What is added to scores is multiplied with it in the bias of these, but where no pair is."""
 
     weigh: Callable[[Piece, Sequence[Tensor], Sequence[Tensor]], None] | None = None
     """Takes the gradients of the factors of keys and values of a piece, from those of both."""
