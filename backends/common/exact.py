@@ -230,19 +230,15 @@ def fused(
     mask: Tensor | None,
     scale: float,
     dropout_p: float = 0.0,
-    causal: bool = False,
 ) -> Tensor:
     """Torch's own attention of q [B, K, R, n, d] and keys [B, K, w, d], under a mask bool
     [B or 1, K R or 1, n or 1, w]: [B, K, R, n, d_v]."""
     # a few rows of query heads that share a key head are more rows of one product
-    few = q.shape[3] <= LIMITS.rows_looked_up and not causal
-    few = few and (mask is None or mask.shape[1] == 1)
+    few = q.shape[3] <= LIMITS.rows_looked_up and (mask is None or mask.shape[1] == 1)
     if few and mask is not None and mask.shape[2] > 1:
         mask = mask.repeat(1, 1, q.shape[2], 1)
     rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
-    out = torch_attention(
-        rows, k, v, mask, scale, dropout_p=dropout_p, is_causal=causal, enable_gqa=gqa
-    )
+    out = torch_attention(rows, k, v, mask, scale, dropout_p=dropout_p, enable_gqa=gqa)
     return out.view(*q.shape[:-1], v.shape[-1])
 
 

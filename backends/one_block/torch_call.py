@@ -207,12 +207,9 @@ class TorchCallKernel(SoftmaxKernel):
         if not whole or is_transformed() or self.goes_fast(q, k, v, call):
             return super().__call__(q, k, v, call)
         mask, empty = self._plain_mask(call, q.dtype)
-        out = torch_attention(
-            *(q, k, v, mask, self.scale_of(q.shape[-1])),
-            dropout_p=call.dropout_p,
-            is_causal=mask is None and self.form is Form.CAUSAL,
-            enable_gqa=q.shape[1] > k.shape[1],
-        )
+        scale, gqa = self.scale_of(q.shape[-1]), q.shape[1] > k.shape[1]
+        more = {"is_causal": mask is None and self.form is Form.CAUSAL, "enable_gqa": gqa}
+        out = torch_attention(q, k, v, mask, scale, dropout_p=call.dropout_p, **more)
         # some of torch's kernels give the mean of all values to a query without a key
         return out if empty is None else out.masked_fill(empty, 0.0)
 

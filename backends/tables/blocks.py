@@ -474,7 +474,7 @@ class WalkingKernel(SoftmaxKernel):
                     bias, room = piece.bias(padding, wide), None
                     parts = *piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now)
                     if scores is not None and not bent:
-                        bias = _in_units(scores.added(piece, bias, wide), step.unit)
+                        bias = scores.added(piece, bias, wide, step.unit)
                     if bent:
                         part = scores.forward(piece, [x.to(wide) for x in parts], bias, scale)
                     elif step.forward is not None:
@@ -522,7 +522,7 @@ class WalkingKernel(SoftmaxKernel):
                     both = piece.k.read(k=k_now, v=v_now)
                     parts = *above, *both, out_now, lse_now.contiguous()
                     if scores is not None and not bent:
-                        bias = _in_units(scores.added(piece, bias, wide), step.unit)
+                        bias = scores.added(piece, bias, wide, step.unit)
                     if bent:
                         grads = scores.backward(piece, parts, bias, scale)
                     elif narrow:
@@ -560,11 +560,6 @@ class WalkingKernel(SoftmaxKernel):
         kinds = kind, lse.dtype, lse.dtype
         into = [x.new_zeros(x.shape, dtype=kind) for x, kind in zip(tensors, kinds, strict=True)]
         return into, {name: torch.zeros_like(table) for name, table in call.tables.items()}
-
-
-def _in_units(bias: Tensor, unit: float) -> Tensor:
-    """A bias in units of scores that a step counts in."""
-    return bias if unit == 1.0 else bias.mul_(unit)
 
 
 def _put_back(targets: Iterable[Tensor], lines: Sequence[Tensor]) -> None:

@@ -232,10 +232,9 @@ class ListedPiece(Piece):
         if step.tall:
             # the keys of a tile stand side by side
             entries = whole.view(count, -1, many, mask.shape[3]).transpose(1, 2)
+        entries.copy_(mask.view(torch.int8).sub(1) if bits else mask)
         if not bits:
-            entries.copy_(mask)
             return into.clamp_(min=LOWEST).mul_(step.unit)
-        entries.copy_(mask.view(torch.int8).sub(1))
         whole.bitwise_and_(torch.full((), LOWEST, dtype=kind, device="cpu").view(whole.dtype))
         return into
 
