@@ -259,7 +259,7 @@ def _by_counting(stack: Stack, bounds: dict[Scalar, Place], examined: list[int])
     for bound, place in bounds.items():
         most = [float(evaluate(bound, stack.situation(n).values)) for n in lengths]
         if not all(most):
-            raise ScalarError(f"the bound is 0{place.text}")
+            raise ScalarError(f"the bound must be above 0, and it is 0{place.text}")
         parts = [counts[n] / value for n, value in zip(lengths, most, strict=True)]
         if parts[-1] > 1.1 * parts[-2]:
             figures = "; ".join(

@@ -152,7 +152,7 @@ def _require_covered(
         which += [] if work.layers is None else [("layer", ranges(layers))]
         named = [f"{kind}{'' if text.isdecimal() else 's'} {text}" for kind, text in which]
         where = f" in {' of '.join(named)}" if which else ""
-        more = " outside the blocks: it is for all layers and heads without their own"
+        more = " outside of `layer` and `head` blocks: it is for all that have none of their own"
         help = f"add the statement `attend …`{more if which else ''}"
         work.collector.add("A408", f"there is no `attend`{where}", attention.name_span, help=help)
 

@@ -281,7 +281,7 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
             sets = f"write numbers from 0 to {count - 1}, or `even`, `odd`, `every(2)` or `all`"
             advice = did_you_mean(bare, words) or sets
             if bare in _REST:
-                advice = f"write an `attend` outside the blocks: it is for all other {kind}s"
+                advice = f"write an `attend` outside of the blocks: it is for all other {kind}s"
             scope.fail("A201", f"`{bare}` is not defined", item.span, help=advice)
         if meant := meant_as_range(item):
             scope.fail("A307", f"a {kind} is a number, not arithmetic", item.span, help=meant)

@@ -107,8 +107,8 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
 def _cut(name: str, attend: Attend) -> Attend:
     if attend.graph is None or attend.mechanism is not None:
         raise AttnSpecError(
-            f"the model chooses which keys a query reads, and the mechanism of `{name}` reads every"
-            " key: write a graph in place of the mechanism, such as `attend full`"
+            f"the model chooses which keys a query reads, and the mechanism of `{name}` leaves out"
+            " no keys: write a graph such as `attend full`, from which the model can choose"
         )
     chosen = Leaf("chosen", (("choices", InputRef(INPUT, "choices")),))
     return replace(attend, graph=Compound("&", (attend.graph, chosen)))
