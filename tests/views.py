@@ -394,7 +394,7 @@ SLOW_KERNELS = {
         *("full", "blocks", "empty rows", "by layer", "documents", "few marked tokens", "length"),
         *("times", "choices", "both", "bias", "softmax1", "several inputs", "five residues"),
         *("linear", "efficient", "favor of relus", "random", "documents and linear"),
-        *("shifted back", "scattered tokens"),
+        *("shifted back", "scattered tokens", "rows(first(0))"),
     )
 }
 """Those that are asked for by name, here by an interpreter, and the specs that they run by

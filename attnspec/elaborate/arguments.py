@@ -69,10 +69,9 @@ def _unnamed(
     names = [name for name, p in parameters.items() if not p.positional]
     if not names:
         _too_many(node, argument, scope, len(parameters))
-    some, notes = parameters[names[0]].choices, tuple[str, ...]()
+    some = parameters[names[0]].choices
     advice: str | None = f"write `{node.name}({names[0]} = {some[0] if some else '…'})`"
-    if some:
-        notes = (f"`{names[0]}` is one of {', '.join(some)}",)
+    notes = (f"`{names[0]}` is one of {', '.join(some)}",) if some else ()
     if _is_ambiguous(node, scope):
         advice = _readings(node, argument, scope) or advice
         notes = ("a size without a name means different things in different libraries",)

@@ -181,8 +181,7 @@ def _restrictions(mask: np.ndarray) -> Iterator[_Restriction]:
     yield _Restriction((), "", everything)
     if not (mask & ~alone).any():
         yield _Restriction((), "self", alone)
-    lines: tuple[str, ...] = ()
-    outer = everything
+    lines, outer = tuple[str, ...](), everything
     if not (mask & ~causal).any() and n > 1:
         lines, outer = ("causal",), causal
         yield _Restriction(lines, "", outer)

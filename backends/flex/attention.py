@@ -101,10 +101,9 @@ def attend(
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
     this = kind, *((x.dtype, x.shape[-1]) for x in parts)
-    if this in _too_large:
-        kind = kind._replace(small=True)
+    small = this in _too_large
     try:
-        return _compiled(kind)(*parts, *blocks, heads, changes)
+        return _compiled(kind._replace(small=small))(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
         raise BackendError(
             f"the backend 'flex' refuses: FlexAttention was compiled {RECOMPILES} times for other"
@@ -112,7 +111,7 @@ def attend(
             " score; torch.compiler.reset() forgets them"
         ) from None
     except TorchDynamoException as error:
-        if "out of resource" in str(error) and not kind.small:
+        if "out of resource" in str(error) and not small:
             _too_large.add(this)
             return attend(kind, parts, blocks, heads, changes)
         reason = str(error).strip().partition("\n")[0]

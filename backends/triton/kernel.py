@@ -101,7 +101,8 @@ class TritonKernel(Launching, ByTables):
         super().__init__(work, heads, device)
         # lists of static steps are made on the host
         place = device if work.reads else torch.device("cpu")
-        self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
+        tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
+        self.tiles = [each for each in tiles if len(each.layout.keys)]
         self.steps = [step_of(tiles, device) for tiles in self.tiles]
         self.last: Remembered[list[Step]] = Remembered()
         self.samples: Remembered[list[Step]] = Remembered(LIMITS.layouts_few)
