@@ -125,9 +125,7 @@ run('compile', SPEC, '-o', '-')
     [
         (LIGHT, ("torch", "matplotlib", "transformers"), []),
         (COMPILED, ("torch", "torch._dynamo", "torch.utils.flop_counter", "triton"), ["torch"]),
-        pytest.param(
-            "import matplotlib.cm", ("matplotlib",), ["matplotlib"], marks=pytest.mark.slow
-        ),
+        ("import matplotlib.cm", ("torch", "matplotlib"), ["matplotlib"]),
     ],
     ids=["commands", "modules", "a heavy one"],
 )

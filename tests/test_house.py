@@ -10,7 +10,7 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 63_804
+LINES = 63_800
 """The most lines of the package, which becomes less."""
 
 PATCHES = 27

@@ -24,7 +24,7 @@ from attnspec import parse
     [
         0,
         pytest.param(1, marks=pytest.mark.slow),
-        pytest.param(2, marks=pytest.mark.limits("tiny")),
+        pytest.param(2, marks=pytest.mark.limits("", "tiny")),
     ],
 )
 def test_random_specs_mean_what_the_contract_says(seed: int) -> None:

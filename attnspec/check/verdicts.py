@@ -441,7 +441,7 @@ def _without_answer(claim: Claim, error: Exception, n: int | None = None) -> Dia
     elif n is not None and claim.at is None:
         others = [x for x in lengths_of(claim) if x != n]
         mend = _valid_at([x for x in others if x < n] or others, [n])
-    # what it says of the length is said before
+    # the length stands in the sentence already
     message = f"`{claim.text}` cannot be checked{where}: {str(error).replace(where, '')}"
     return Diagnostic("A608", message, claim.span, help=mend)
 

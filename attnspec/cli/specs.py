@@ -144,7 +144,7 @@ def read_inputs(
 
 def _values(entry: Input, text: str, n: int) -> np.ndarray:
     if entry.kind not in _KINDS:
-        message = f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`"
+        message = f"an input of kind {entry.kind} is passed in Python: `spec.analyse(n, inputs)`"
         _refuse(entry, message, n)
     _, pattern, wanted = _KINDS[entry.kind]
     matches = [re.fullmatch(pattern, part.strip()) for part in text.split(",")]

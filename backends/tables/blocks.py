@@ -297,9 +297,6 @@ class Step:
     """What computes a piece in less time than the flash kernel and its backward, if there is
     something: both from the tensors of these, the bias, the scale, and where results go."""
 
-    unit = 1.0
-    """What is added to scores is multiplied with it in the bias of these, but where no pair is."""
-
     weigh: Callable[[Piece, Sequence[Tensor], Sequence[Tensor]], None] | None = None
     """Takes the gradients of the factors of keys and values of a piece, from those of both."""
 
@@ -474,7 +471,7 @@ class WalkingKernel(SoftmaxKernel):
                     bias, room = piece.bias(padding, wide), None
                     parts = *piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now)
                     if scores is not None and not bent:
-                        bias = scores.added(piece, bias, wide, step.unit)
+                        bias = scores.added(piece, bias, wide)
                     if bent:
                         part = scores.forward(piece, [x.to(wide) for x in parts], bias, scale)
                     elif step.forward is not None:
@@ -522,7 +519,7 @@ class WalkingKernel(SoftmaxKernel):
                     both = piece.k.read(k=k_now, v=v_now)
                     parts = *above, *both, out_now, lse_now.contiguous()
                     if scores is not None and not bent:
-                        bias = scores.added(piece, bias, wide, step.unit)
+                        bias = scores.added(piece, bias, wide)
                     if bent:
                         grads = scores.backward(piece, parts, bias, scale)
                     elif narrow:

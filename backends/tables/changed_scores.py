@@ -63,14 +63,13 @@ class ScoreChanges:
         changed = self.function(scores.transpose(0, 1), placed, tables, heads, left)
         return masked(changed.transpose(0, 1), bias, self.scores)
 
-    def added(self, piece: Piece, bias: Tensor | None, kind: torch.dtype, unit: float) -> Tensor:
-        """What additive changes, times a unit, and a mask add to scores [blocks, c, h, w]."""
+    def added(self, piece: Piece, bias: Tensor | None, kind: torch.dtype) -> Tensor:
+        """What additive changes and a mask add to the scores of a piece [blocks, c, h, w]."""
         placed, heads = self._of(piece)
         added = self.function.added_to(kind, placed, self.tables, heads)
         heads_there = len(heads) if heads.dim() == 4 else 1
         added = added.expand(heads_there, piece.q.count, piece.q.height, piece.k.height)
-        total = masked(added.transpose(0, 1), bias, self.scores)
-        return total if unit == 1.0 else total.mul_(unit)
+        return masked(added.transpose(0, 1), bias, self.scores)
 
     def forward(
         self, piece: Piece, rows: Sequence[Tensor], bias: Tensor | None, scale: float

@@ -115,7 +115,7 @@ class ListedStep(Step):
         self.height = rows.shape[1]
         # with so few queries or keys in a block the flash kernel takes longer
         if min(self.height, placed.k.size) <= LIMITS.narrow:
-            self.forward, self.backward, self.unit = _forward, _backward, LOG2E
+            self.forward, self.backward = _forward, _backward
         # from behind those that are read and are none
         self.rows = np.concatenate([rows, np.minimum(rows, -1 - rows)[::-1]])
         there = lists.flatten(0, 1) >= 0
@@ -234,7 +234,7 @@ class ListedPiece(Piece):
             entries = whole.view(count, -1, many, mask.shape[3]).transpose(1, 2)
         entries.copy_(mask.view(torch.int8).sub(1) if bits else mask)
         if not bits:
-            return into.clamp_(min=LOWEST).mul_(step.unit)
+            return into.clamp_(min=LOWEST)
         whole.bitwise_and_(torch.full((), LOWEST, dtype=kind, device="cpu").view(whole.dtype))
         return into
 
@@ -293,11 +293,11 @@ def _backward(
 
 
 def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """The scores of blocks [b, h, w] in units of ln 2, as a bias is, in a buffer."""
+    """The scores of blocks [b, h, w] in units of ln 2, in a buffer."""
     if bias is None:
         into = scratch("scores", (*q.shape[:2], k.shape[1]), q.dtype)
         return _scaled(q, k.mT, scale * LOG2E, into)
-    return bias[:, 0].baddbmm_(q, k.mT, alpha=scale * LOG2E)
+    return bias[:, 0].mul_(LOG2E).baddbmm_(q, k.mT, alpha=scale * LOG2E)
 
 
 def _scaled(x: Tensor, y: Tensor, scale: float, into: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ DECIDED = (
     "heads 4 attend topk(keys = 4) | window(radius = 2) score alibi()",
     "heads 4 causal attend topk(blocks = 3, size = 8)"
     " score bias(buckets = 8) score softcap(cap = 3)",
-    "causal attend lsh(buckets = 6, rounds = 3, chunk = 8, multiplicity = true)",
+    "causal attend lsh(buckets = 6, rounds = 3, chunk = 8, multiplicity = true) score alibi()",
     "attend lsh(buckets = 6, rounds = 2, chunk = 8, cut = bucket, multiplicity = true)",
     "attend lsh(buckets = 2, rounds = 1, chunk = 512, look = 0, share_qk = false)",
     "attend lsh(rounds = 3, chunk = 8, buckets = 16, combine = mean) normalize softmax1",

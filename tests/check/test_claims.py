@@ -31,11 +31,11 @@ PARTS = (
 DEPTHS = ("depth <= 2", "depth <= n - 1")
 
 
-@pytest.mark.parametrize("causal", few(["", "causal "]))
-def test_depths_of_two_layers_are_proven_soundly(causal: str) -> None:
+@pytest.mark.parametrize(("causal", "step"), few([("", 4), ("", 1), ("causal ", 1)], 3))
+def test_depths_of_two_layers_are_proven_soundly(causal: str, step: int) -> None:
     """The last layer stands above itself, and no other is met again."""
     proven = 0
-    for first, second in list(product(PARTS, repeat=2))[::4]:
+    for first, second in list(product(PARTS, repeat=2))[::step]:
         claims = " ".join(f"require {claim}" for claim in DEPTHS)
         body = f"{causal}layers 2 attend {first} layer 1 {{ attend {second} }}"
         spec = spec_of(f"{body} {claims}")
@@ -47,7 +47,7 @@ def test_depths_of_two_layers_are_proven_soundly(causal: str) -> None:
                     bound = n - 1 if most is None else most
                     assert depth is not None, (body, n)
                     assert depth <= bound, (body, n)
-    assert proven > 2
+    assert proven * step > 12
 
 
 @pytest.mark.parametrize(

@@ -298,12 +298,13 @@ def test_a_module_that_computes_something_else_fails() -> None:
 
 
 def test_closed_and_full_streams_leave_no_traceback() -> None:
-    for closing in ("<&-", ">&- 2>&-"):
+    for closing in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"):
         done = shell(f"attnspec check - {closing}")
         assert b"Traceback" not in done.stderr
         assert done.returncode in (1, 3)
     # a reader that stops early
-    assert shell("attnspec show examples/full.attn -n 1000 | true").stderr == b""
+    for arguments in ("zoo", "show examples/full.attn -n 1000"):
+        assert shell(f"attnspec {arguments} | true").stderr == b""
     if Path("/dev/full").exists():
         done = shell("attnspec zoo > /dev/full")
         assert done.returncode == 3

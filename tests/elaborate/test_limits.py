@@ -59,6 +59,8 @@ LARGE = {
     "a long union": (attend("|".join(["full"] * 1_000_000)), ["A190"]),
     "many words": (attend("full|" * 20_007 + "full"), ["A192"]),
     "one word": (attend("f" * 10_000_000), ["A190"]),
+    "a comment": ("attention a { attend full } #" + "x" * 20_000_000, ["A190"]),
+    "blanks": (" " * 20_000_000, ["A190"]),
     "a long number": (attend(f"window(radius = {'9' * 5000})"), ["A111"]),
     "layers and heads": (
         "attention a { layers 4096 heads 64 attend window(radius = head + layer) }",
