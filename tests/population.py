@@ -47,7 +47,8 @@ BODIES = {
     "lists": "attend where(q // 8 >= k // 8 and (k % 8 < 4 or q - k <= 12))",
     "products": "attend where(q * k < 2 * n)",
     "sizes of n": "attend window(radius = n // 5) | columns(every(max(1, n // 4)))",
-    "choices by head": "heads 2 attend window(radius = 4) head 1 { attend topk(keys = 3) }",
+    "choices by head": "heads 4 input sel: choices attend window(radius = 4)"
+    " head 0, 2 { attend topk(keys = 2 + head, within = chosen(sel)) } head 1 {attend chosen(sel)}",
     "by head": "heads 4 attend window(radius = 3 * head) head 1, 3 { attend residue(step = head) }",
     "by layer": "layers 3 heads 2 attend dilated(radius = 4 * layer + 2, step = layer + 1)"
     " layer 1 { head 0 { attend full } }",

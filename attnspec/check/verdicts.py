@@ -251,7 +251,9 @@ def _claim(
         # formulas say what mechanisms cost, or what is missing
         reason = None
     more_heads = None if about_graphs else reads_by_head(stack)
-    if more_heads is not None and not _is_about_each(claim):
+    # a claim about each head that fails for one fails however many there are
+    each = claim.compare in (None, "<", "<=") and claim.kind not in _OF_REACH
+    if more_heads is not None and not each:
         reason = reason or more_heads
     reason = reason or without_end(claim, stack)
     if claim.kind in _IN_DOUBT and reason is not None:
@@ -270,11 +272,6 @@ def _claim(
         yield one
     if more_heads is not None and not refuted:
         yield _unchecked(claim, more_heads)
-
-
-def _is_about_each(claim: Claim) -> bool:
-    """Whether a claim that fails for one head fails however many there are."""
-    return claim.compare in (None, "<", "<=") and claim.kind not in _OF_REACH
 
 
 def _at_lengths(

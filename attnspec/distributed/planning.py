@@ -385,7 +385,7 @@ def _by_heads(work: Work) -> bool:
     """Whether some heads decide by their own queries and keys alone, or by what an input says of
     them, whatever others do; other inputs and what is learned are about all of them."""
     each = work.decided
-    if any(leaf.across_heads or leaf.learned for leaf in each):
+    if any(leaf.share == "all" or leaf.learned for leaf in each):
         return False
     read = {name for leaf in each for name in inputs_of(leaf)}
     return not each or read.issuperset(work.reads)

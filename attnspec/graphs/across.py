@@ -151,14 +151,11 @@ def placed(relation: Relation, crossing: Crossing) -> Relation:
     decided for those positions."""
     if isinstance(relation, Union | Intersection):
         return type(relation)(tuple(placed(term, crossing) for term in relation.terms))
-    if relation.data_dependent and _undecided(relation):
+    settled = getattr(relation, "by_inputs", False) and not inputs_in(relation)
+    if relation.data_dependent and not settled:
+        # the choice still waits for tensors: of queries and keys, or for an input
         return relation
     return Across(relation, crossing)
-
-
-def _undecided(relation: Relation) -> bool:
-    """Whether a choice still waits for tensors: of queries and keys, or for an input."""
-    return not getattr(relation, "by_inputs", False) or bool(inputs_in(relation))
 
 
 # --- what a term reads of which sequence ----------------------------------------------------------

@@ -351,10 +351,9 @@ class DataDependent(Relation):
         change; None where no choice does at n positions."""
         return None
 
-    @property
-    def across_heads(self) -> bool:
-        """Whether heads that share no keys decide together."""
-        return False
+    share: ClassVar[str | None] = "head"
+    """Whose scores decide: those of the `head`, its `group` or `all`; None for a group if there
+    is one."""
 
     @property
     def counts_by_length(self) -> str:

@@ -281,18 +281,15 @@ def _joined(restriction: _Restriction, atoms: Sequence[Atom], op: str = "|") -> 
     join, mask = np.logical_or if op == "|" else np.logical_and, restriction.mask
     if atoms:
         mask = mask & join.reduce([atom.mask for atom in atoms])
-    texts = sorted((atom.text for atom in atoms), key=_order)
+    # windows and blocks before what stands beside them
+    first = ("window", "block", "causal")
+    texts = sorted((x.text for x in atoms), key=lambda x: (not x.startswith(first), len(x), x))
     text = f" {op} ".join(texts)
     if restriction.operand:
         inner = f"({text})" if op == "|" and len(texts) > 1 else text
         text = f"{restriction.operand} & {inner}" if texts else restriction.operand
     lines = (*restriction.lines, f"attend {text or 'full'}")
     return _Candidate(lines, mask, len(texts) + restriction.graphs, restriction.inputs)
-
-
-def _order(text: str) -> tuple[bool, int, str]:
-    """Windows and blocks before what stands beside them."""
-    return not text.startswith(("window", "block", "causal")), len(text), text
 
 
 # --- grids, and what comes near -------------------------------------------------------------------

@@ -683,10 +683,6 @@ def _as_type(x: Any, dtype: Any = None, **rest: Any) -> Traced:
     return Traced(_said(x), dtype)
 
 
-def _same(x: Any, *rest: Any, **named: Any) -> Traced:
-    return Traced(_said(x), x.dtype)
-
-
 def _added(op: str, first: Any, second: Any, alpha: float = 1) -> Traced:
     return _numeric(op, first, second if alpha == 1 else _numeric("*", second, alpha))
 
@@ -695,10 +691,6 @@ def _product(first: Any, second: Any) -> Traced:
     if _is_condition(first) and _is_condition(second):
         return _joined("and", first, second)
     return _numeric("*", first, second)
-
-
-def _halved(x: Any, bits: Any) -> Traced:
-    return _numeric("//", x, 2 ** int(_said(bits)))  # type: ignore[arg-type]
 
 
 _OPERATIONS: dict[str, Callable[..., Traced]] = {
@@ -735,12 +727,18 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     **dict.fromkeys(("bitwise_or", "logical_or"), partial(_joined, "or")),
     **dict.fromkeys(("bitwise_xor", "logical_xor"), _xor),
     **dict.fromkeys(("bitwise_not", "logical_not"), _not),
-    **dict.fromkeys(("bitwise_right_shift", "__rshift_"), _halved),
+    **dict.fromkeys(
+        ("bitwise_right_shift", "__rshift_"),
+        lambda x, bits: _numeric("//", x, 2 ** int(_said(bits))),  # type: ignore[arg-type]
+    ),
     "where": _where,
     **dict.fromkeys(("new_ones", "ones_like"), partial(_filled, 1)),
     **dict.fromkeys(("new_zeros", "zeros_like"), partial(_filled, 0)),
     "_to_copy": _as_type,
-    **dict.fromkeys(("clone", "detach", "alias", "lift_fresh", "view", "squeeze", "expand"), _same),
+    **dict.fromkeys(
+        ("clone", "detach", "alias", "lift_fresh", "view", "squeeze", "expand"),
+        lambda x, *rest, **named: Traced(_said(x), x.dtype),
+    ),
 }
 
 _OF_CONDITIONS = {"+": "or", "max": "or", "min": "and"}

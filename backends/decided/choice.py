@@ -31,8 +31,8 @@ Holds = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """q [B, H, n_q, d] and k [B, H_kv, n_k, d] of some heads, with their numbers, those of the key
-    heads that they read, and the factors of their scores; H_kv divides H.
+    """q [B, H, n_q, d] and k [B, H_kv, n_k, d] of some heads, with their numbers, how many heads of
+    the layer share keys, and the factors of their scores; H_kv divides H.
 
     `data` has the inputs as a call has them, of those about heads the part of these heads, and the
     choices of graphs that are arguments; `tables` what is learned or kept, [H or 1, *shape].
@@ -43,17 +43,12 @@ class Given:
     q: Tensor
     k: Tensor
     heads: Heads
-    groups: tuple[int, ...]
+    ratio: int
     scales: tuple[float, ...]
     padding: Tensor | None
     data: Mapping[Any, Any]
     tables: Mapping[str, Tensor]
     keys: int | None
-
-    @property
-    def grouped(self) -> bool:
-        """Whether heads share keys."""
-        return len(set(self.groups)) < len(self.groups)
 
     @property
     def keys_by_head(self) -> Tensor:

@@ -14,7 +14,7 @@ from attnspec.backends.common.remembered import table_of
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.decided import cluster, lists, lsh, sinkhorn, topk
 from attnspec.backends.decided.choice import Choice, Given, part_of
-from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.relation import DataDependent, decided_in
 from attnspec.graphs.token_sets import inputs_of
 from attnspec.lower.work import Call, Heads, Work
 
@@ -29,38 +29,54 @@ DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A data-dependent graph, the heads that have it, from the `first` on, and the work of each."""
+    """A data-dependent graph, the heads that have it, from the `first` on, and the works of all
+    heads of the layer."""
 
     leaf: DataDependent
     heads: Heads
-    works: tuple[Work, ...]
+    works: Mapping[int, Work]
     first: int = 0
+
+    @cached_property
+    def nested(self) -> tuple[DataDependent, ...]:
+        """The data-dependent graphs among the arguments."""
+        return decided_in(self.leaf)[:-1]
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The run-time inputs that the graph is about."""
         return tuple(inputs_of(self.leaf))
 
+    def _scored(self, ratio: int) -> Heads:
+        """The heads whose scores decide, where so many share keys."""
+        match self.leaf.share or ("group" if ratio > 1 else "head"):
+            case "all":
+                return tuple(sorted(self.works))
+            case "group":
+                groups = {head // ratio for head in self.heads}
+                return tuple(head for head in sorted(self.works) if head // ratio in groups)
+        return self.heads
+
     def given(self, q: Tensor, k: Tensor, call: Call, keys: int | None = None) -> Given:
         """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d], and the tables
         of these heads; `keys` as `Given` has it."""
-        ratio = q.shape[1] // k.shape[1]
+        count, ratio = q.shape[1], q.shape[1] // k.shape[1]
+        scored = self._scored(ratio)
         # [B, H, …], [B, H_kv, …] or [B, 1, …]
         own = {name: call.data[name] for name in self.inputs if name in call.data}
-        count = q.shape[1]
-        if len(self.heads) < count or own:
-            index = table_of(tuple(head - self.first for head in self.heads), q.device)
+        if len(scored) < count or own:
+            index = table_of(tuple(head - self.first for head in scored), q.device)
             for name, x in own.items():
                 if x.shape[1] > 1:
                     own[name] = x[:, index // (count // x.shape[1])]
-            if len(self.heads) < count:
+            if len(scored) < count:
                 q, k = q[:, index], k[:, index // ratio]
         return Given(
             q=q,
             k=k,
-            heads=self.heads,
-            groups=tuple(head // ratio for head in self.heads),
-            scales=tuple(scale_of(work, q.shape[3]) for work in self.works),
+            heads=scored,
+            ratio=ratio,
+            scales=tuple(scale_of(self.works[head], q.shape[3]) for head in scored),
             padding=call.padding,
             data={**call.data, **own},
             tables=call.tables,
@@ -70,14 +86,12 @@ class Decision:
 
 def decisions_of(works: Sequence[tuple[Work, Heads]]) -> tuple[Decision, ...]:
     """The decisions of a layer's works; what stands in the arguments of another comes first."""
-    found: dict[DataDependent, dict[int, Work]] = {}
+    found: dict[DataDependent, list[int]] = {}
     for work, heads in works:
         for leaf in work.decided:
-            found.setdefault(leaf, {}).update(dict.fromkeys(heads, work))
-    return tuple(
-        Decision(leaf, tuple(sorted(of)), tuple(of[head] for head in sorted(of)))
-        for leaf, of in found.items()
-    )
+            found.setdefault(leaf, []).extend(heads)
+    by_head = {head: work for work, heads in works for head in heads}
+    return tuple(Decision(leaf, tuple(sorted(heads)), by_head) for leaf, heads in found.items())
 
 
 def decided(
@@ -91,9 +105,14 @@ def decided(
     """The choices of a layer, one for each decision."""
     known: dict[Any, Any] = {name: _with_heads(x) for name, x in call.data.items()}
     choices: dict[DataDependent, Choice] = {}
+    heads_of = {each.leaf: each.heads for each in decisions}
     for each in decisions:
         given = each.given(q, k, replace(call, data=known, tables=tables(each)), keys)
-        choices[each.leaf] = known[each.leaf] = DECIDERS[each.leaf.name](each.leaf, given)
+        near = [_near(head, each.heads, given.ratio) for head in given.heads]
+        nested = {leaf: _of(near, choices[leaf], heads_of[leaf]) for leaf in each.nested}
+        given = replace(given, data={**given.data, **nested})
+        choice = DECIDERS[each.leaf.name](each.leaf, given)
+        choices[each.leaf] = _of(each.heads, choice, given.heads)
     return choices
 
 
@@ -110,14 +129,21 @@ def data_of(
     parts: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
     for each in decisions:
         if each.leaf in work.decided:
-            choice = choices[each.leaf]
-            if tuple(heads) != each.heads:
-                index = torch.tensor([each.heads.index(head) for head in heads])
-                choice = part_of(choice, slice(None), index)
-            parts[each.leaf] = choice
+            parts[each.leaf] = _of(heads, choices[each.leaf], each.heads)
     return parts
 
 
+def _of(heads: Sequence[int], choice: Choice, every: Heads) -> Choice:
+    """The part of some heads of a choice of every one of others."""
+    if tuple(heads) == every:
+        return choice
+    return part_of(choice, slice(None), torch.tensor([every.index(head) for head in heads]))
+
+
 def _with_heads(x: Tensor) -> Tensor:
-    """An input with an axis of heads: [B, 1, n] of [B, n]."""
     return x if x.dim() == 4 else x[:, None]
+
+
+def _near(head: int, heads: Heads, ratio: int) -> int:
+    """The head itself if it is one of those, else one that shares its keys, else any of them."""
+    return min(heads, key=lambda each: (each // ratio != head // ratio, each != head))

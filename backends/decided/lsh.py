@@ -91,7 +91,7 @@ def decide(leaf: Lsh, given: Given) -> Choice:
 
 
 def _require_shared(given: Given) -> None:
-    if given.k.shape[1] != given.q.shape[1] or given.grouped:
+    if given.ratio > 1:
         raise ValueError(
             "`lsh` uses the queries as keys, so k must have as many heads as q, got"
             f" {given.q.shape[1]} and {given.k.shape[1]}: pass k = q, or write `lsh(share_qk ="

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +51,7 @@ class Chooser:
             # a forced block may be seen in part, and its mass counts
             part = leaf.causal and leaf.mass is not None and leaf.block > 1
             self.scores = Scores(self.rows, leaf.scorer, part or leaf.within is not None)
-        self.share = leaf.share or ("group" if given.grouped else "head")
+        self.share = leaf.share or ("group" if given.ratio > 1 else "head")
 
     @property
     def together(self) -> int:
@@ -126,11 +125,8 @@ class Chooser:
             return scores
         if self.share == "all":
             return scores.mean(1, keepdim=True)
-        # on the host: a device is not waited for
-        each = np.unique(self.given.groups, return_inverse=True, return_counts=True)[1:]
-        number, sizes = (table_of(tuple(x.tolist()), scores.device) for x in each)
-        total = scores.new_zeros(len(scores), len(sizes), *scores.shape[2:])
-        return (total.index_add_(1, number, scores) / sizes.view(-1, 1, 1))[:, number]
+        groups = torch.unflatten(scores, 1, (-1, self.given.ratio))
+        return groups.mean(2, keepdim=True).expand_as(groups).flatten(1, 2)
 
     def _forced(self, part: Part) -> Tensor | None:
         """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""

@@ -56,7 +56,7 @@ class FlexKernel(ByTables):
     ) -> None:
         super().__init__(work, heads, device)
         steps = [FlexStep(band, work, device) for band in bands]
-        self.steps = [step for step in steps if step.has_pairs]
+        self.steps = [step for step in steps if len(step.tiles.layout.keys)]
         function = ScoreFunction(work.changes, heads, work.n_k, device)
         self.fixed = {name: _single(x) for name, x in function.constants.items()}
         self.statements = function.statements
@@ -152,7 +152,6 @@ class FlexStep:
     def __init__(self, band: Banded, work: Work, device: torch.device) -> None:
         self.tiles, self.reads = StepTiles(band, work, device, (BLOCK, BLOCK)), work.reads
         layout, masks = self.tiles.layout, self.tiles.static
-        self.has_pairs = bool(len(layout.keys))
         if masks.bits.nbytes > LARGEST:
             raise BackendError(
                 f"the backend 'flex' refuses: its masks are {masks.bits.nbytes:,} bytes, and at"

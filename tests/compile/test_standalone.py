@@ -42,10 +42,6 @@ ZOO = {
 }
 
 
-def is_graph(spec: Spec) -> bool:
-    return all(attend.mechanism is None for attend in spec.program.attends)
-
-
 @cache
 def body_of(spec: Spec) -> str:
     return standalone_module(spec.program, "Sample")
@@ -84,7 +80,8 @@ def test_files_are_short_and_read_well(part: int) -> None:
         check_module(text, standalone=True)
         # three lines say what torch.export cannot take
         length = text.count("\n") - 3 * ("torch.compiler.is_exporting()" in text)
-        assert length <= (155 if is_graph(spec) else 400), label
+        mechanisms = any(attend.mechanism for attend in spec.program.attends)
+        assert length <= (400 if mechanisms else 155), label
         assert all(len(line) <= 100 and line == line.rstrip() for line in text.splitlines()), label
         tree = ast.parse(text)
         # nothing is imported or defined that is not used

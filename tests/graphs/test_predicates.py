@@ -167,10 +167,6 @@ q - k <= d(k) and not (d(q) == 2 and q > k)""".splitlines()
 """The two with 0.3 are other pairs in float32."""
 
 
-def reading(predicate: str) -> Spec:
-    return spec_of(f"input t: numbers input d: ids attend where({predicate})")
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("predicate", READING)
 def test_predicates_of_inputs_mean_what_they_say(predicate: str) -> None:
@@ -179,7 +175,7 @@ def test_predicates_of_inputs_mean_what_they_say(predicate: str) -> None:
     times = np.round(chance.normal(size=n) * 3, 1) + 0.05
     for part, odd in ((0.1, np.nan), (0.05, np.inf), (0.05, -np.inf)):
         times[chance.random(n) < part] = odd
-    case = Case(reading(predicate), n)
+    case = Case(spec_of(f"input t: numbers input d: ids attend where({predicate})"), n)
     case.__dict__["inputs"] = {"t": times, "d": chance.integers(-4, 9, n)}
     asked = ("mask", "adjacency", "block rows", "edges", "degree", "symmetric")
     assert differing(case, {name: ASKED[name] for name in asked}) == []

@@ -271,11 +271,7 @@ def mask(
         # no positions have no pairs, whatever the sizes are worth
         return np.zeros((0, 0), bool)
     held = graph(node.nodes[0] if node.kind == "g+" else node, at)
-    return np.asarray(held & _earlier(n) if spec.causal else held)
-
-
-def _earlier(n: int) -> np.ndarray:
-    return np.tri(n, dtype=bool)
+    return np.asarray(held & np.tri(n, dtype=bool) if spec.causal else held)
 
 
 def masks(

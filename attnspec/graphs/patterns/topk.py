@@ -56,7 +56,7 @@ class TopK(DataDependent):
     always: Relation | None = argument(
         "graph", "blocks with a pair of it are taken first, inside the budget", default=None
     )
-    share: str | None = argument(
+    share: str | None = argument(  # type: ignore[misc]
         "choice",
         "heads whose scores are averaged; `group` where heads share keys, else `head`",
         default=None,
@@ -113,10 +113,6 @@ class TopK(DataDependent):
         if isinstance(self.score, Data):
             return ""
         return self.score or ("dot" if self.block == 1 else "mean")
-
-    @property
-    def across_heads(self) -> bool:
-        return self.share == "all"
 
     @property
     def given_choice(self) -> bool:
