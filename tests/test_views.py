@@ -217,7 +217,7 @@ def test_steps(name: str) -> None:
         refused = ""
     except ValueError as error:
         refused = str(error)
-    others = "added to a mechanism|cannot use the input|must hold numbers of blocks"
+    others = "added to a mechanism|cannot use the input|must hold indices of blocks"
     assert stable == ("step by step would give other results" not in refused), refused
     assert not stable or not refused or re.search(others, refused), refused
 

@@ -117,9 +117,8 @@ def missed(
     figure: str, found: float, compare: str, value: float, example: str, least: bool = False
 ) -> str:
     """What a figure is and must be, `least` if it may be more, with an example that shows it."""
-    many = "the number of " if figure in ("edges", "flops", "bytes") else ""
-    least_of = "at least " if least else ""
-    text = f"{many}{figure} is {least_of}{shown(found)}, must be {compare} {shown(value)}"
+    of = "the number of " if figure in ("edges", "flops", "bytes") else ""
+    text = f"{of}{figure} is {'at least ' * least}{shown(found)}, must be {compare} {shown(value)}"
     return f"{text}; for example {example}" if example else text
 
 
@@ -158,9 +157,8 @@ def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: fl
 
 def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
     """A path as `900 -> 640 (layer 1) -> 3 (layer 0, head 2)`, the middle of long ones left out;
-    layers are named where the spec has them all, and without `layered` only where it has several.
-    """
-    count = stack.program.layer_count
+    layers are named where the spec has them all, and not `layered` only where it has several."""
+    count, idle = stack.program.layer_count, (steps[0][0] + 1 - len(steps)) * layered
     layered = steps[0][0] < count and (layered or count > 1)
     shown_steps = []
     for layer, head, key in steps:
@@ -169,7 +167,8 @@ def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
     if len(steps) > LONGEST_DRAWN:
         left = len(steps) - LONGEST_DRAWN + 1
         shown_steps[LONGEST_DRAWN - 2 : -1] = [f"… {left} more …"]
-    return " -> ".join([str(query), *shown_steps])
+    stays = f"; in {idle:,} of these layers the path stays at its position" if idle else ""
+    return " -> ".join([str(query), *shown_steps]) + stays
 
 
 def slot_text(stack: Stack, layer: int, head: int) -> str:

@@ -7,6 +7,7 @@ What cannot be checked is reported (A609), never passed over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -57,8 +58,8 @@ _LONG = frozenset(
 
 
 _READ = (
-    "every query has read every key (under `causal` every earlier key), directly or through other"
-    " positions"
+    "every query has read every key (under `causal` every earlier key) in any head, directly or"
+    " through other positions"
 )
 MEANINGS = {
     "degree": "`degree`: the most keys of one query in one head",
@@ -69,17 +70,13 @@ MEANINGS = {
     "diameter": "`diameter`: the most steps a query needs to reach a key, in any layer and head",
     "path_length": "`path_length`: the mean number of steps that a query needs to reach a key",
     "stable": "`stable`: the keys of a query stay the same when positions are added after it",
-    "flops": "`flops`: the operations of the forward pass of one layer, of several the one with"
-    " most, with heads of size 64",
-    "bytes": "`bytes`: what the forward pass of one layer reads and writes, of several the one with"
-    " most, with heads of size 64 in float32",
+    "flops": "`flops`: the most operations of the forward pass of one layer, with heads of size 64",
+    "bytes": "`bytes`: the most bytes that the forward pass of one layer reads and writes, with"
+    " heads of size 64 in float32",
 }
 """What claims mean whose name does not tell, for their refutations."""
 
-PATHS = (
-    "a path starts at the query in the last layer and goes down to layer 0; layers in which it"
-    " stays at its position are counted but not shown"
-)
+PATHS = "a path starts at the query in the last layer and goes down to layer 0"
 REPEATED = "beyond the layers of the spec, its last layer is repeated"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
@@ -385,16 +382,16 @@ def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagn
 def _refuted(
     claim: Claim, stack: Stack, n: int, counterexample: str, place: Place = EVERYWHERE
 ) -> Diagnostic:
-    # of a figure of the whole spec only the bound is that of a head
-    own = claim.kind in (*COUNTS, *COSTS, *GRAPHS)
-    where = place.text if own else place.text.replace(" in ", " for ")
+    # of a figure of more than a head only the bound is that of a head
+    own = claim.kind in (*COUNTS, *GRAPHS)
+    where = place.text if own else re.sub(r"( in|,) (\w+)", r", \2 =", place.text)
     message = f"`{claim.text}` does not hold at n = {n:,}{where}: {counterexample}"
     notes = [MEANINGS[claim.kind]] if claim.kind in MEANINGS else []
     if claim.kind in ("reach", "depth"):
-        differ = len(set(stack.program.slots)) > 1
-        walked = " -> " in counterexample or (differ and " never reads " in counterexample)
+        walked = " -> " in counterexample
+        never = " never reads " in counterexample and len(set(stack.program.slots)) > 1
         notes += [PATHS] if stack.program.layer_count > 1 and walked else []
-        notes += [REPEATED] if walked and "(layer" not in counterexample else []
+        notes += [REPEATED] if (walked or never) and "(layer" not in counterexample else []
     return Diagnostic("A606", message, claim.span, notes=tuple(notes))
 
 

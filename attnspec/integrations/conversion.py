@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnspec.analysis.counting.figures import head_counts
 from attnspec.analysis.counting.graph_heads import slots_words
+from attnspec.graphs.forms.written import written_scalar
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
@@ -299,15 +300,17 @@ class OwnTable(CompiledAttention):
 
 def _require_bias(program: Program, module: nn.Module) -> None:
     """Raise unless the only score of every head is the bias of the model."""
-    names = ("relative_attention_num_buckets", "relative_attention_max_distance")
-    wanted = tuple(getattr(module, name, None) for name in names)
+    way = of_bias(module, ", and no other score")
     for attend in program.attends:
-        biases = [dict(score.arguments) for score in attend.scores if score.name == "bias"]
-        sizes = [(each.get("buckets"), each.get("max_distance")) for each in biases]
-        if len(attend.scores) != 1 or sizes != [wanted]:
+        scores = list[str]()
+        for score in attend.scores:
+            given = ", ".join(f"{name} = {written_scalar(x)}" for name, x in score.arguments)
+            scores.append(f"`score {score.name}({given})`")
+        # the way out says which bias that is
+        if len(scores) != 1 or scores[0] not in way:
             raise AttnSpecError(
-                f"the only score of `{program.name}` must be the bias of the model:"
-                f" {of_bias(module, '')}"
+                f"every head of `{program.name}` must have the bias of the model as its only score,"
+                f" got {' and '.join(scores) or 'none'}: {way}"
             )
 
 

@@ -47,9 +47,10 @@ PACKED = (
 
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
     """What to do about keywords that a layer passes, with their values."""
+    layer = f"layer {getattr(module, 'layer_idx', '…')}"
     advice = {
         **_OTHERS,
-        "sliding_window": f"write the window of this layer in the spec and {_full_layers(module)}",
+        "sliding_window": f"write the window of {layer} in the spec and {_full_layers(module)}",
         "softcap": f"write `score softcap(cap = {terms.get('softcap')})` in the spec",
         "position_bias": of_bias(module),
     }

@@ -382,13 +382,12 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         places, ranges = _places(value) if floating else 0, _ranges(value)
         below = not floating and bounds(value, ranges)[0] < info.min
         if places is None or below or _reach(value, ranges, places) > most:
-            fault, longer = ("be rounded", "float64") if floating else ("overflow", "int64")
-            advice = f"convert the operands to torch.{longer}"
+            fault, longer = ("round differently", "float64") if floating else ("overflow", "int64")
+            grows = places is not None and {"q", "k"} & {*symbols(value)}
+            where = f" in a sequence of up to {CHECKED:,} positions" if grows else ""
+            advice = f"convert the operands to torch.{longer}, in which a spec computes"
             advice = "write the condition with smaller numbers" if kind == torch.float64 else advice
-            raise UntracedError(
-                f"`{_text(value)}` may {fault} in {kind} in a sequence of up to {CHECKED:,}"
-                f" positions; {advice}"
-            )
+            raise UntracedError(f"`{_text(value)}` may {fault} in {kind}{where}; {advice}")
 
 
 CHECKED = 65_536

@@ -72,7 +72,7 @@ def _choices(
     wrong = values[(values < -1) | (values >= blocks)]
     if len(wrong):
         raise AttnSpecError(
-            f"`{entry.name}` must hold numbers of blocks, at least 0 and below {blocks}, or -1 for"
+            f"`{entry.name}` must hold indices of blocks, at least 0 and below {blocks}, or -1 for"
             f" no block, got {wrong[0]} (there are {n} keys, up to {entry.size} in a block)"
         )
     return values

@@ -55,9 +55,9 @@ _CAUSAL = "the spec says this, with the statement `causal` or without it; leave 
 _SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
 _OF_CALLS = "key_padding_mask inputs return_lse query_start keys".split()
 _INSTEAD = {
-    **{x: f"pass it in the call, `module(q, k, v, {x}=…)`" for x in _OF_CALLS},
-    "layer": "pass it in the call, `module(q, k, v, layer=…)`, or make `SelfAttention(…, layer=…)`",
-    "dropout_p": "call `module(q, k, v, dropout_p=…)`, or make `SelfAttention(…, dropout=…)`",
+    **{x: f"call a compiled `module(q, k, v, {x}=…)`" for x in _OF_CALLS},
+    "layer": "make `SelfAttention(…, layer=…)`, or call a compiled `module(q, k, v, layer=…)`",
+    "dropout_p": "make `SelfAttention(…, dropout=…)` or call a compiled `module(…, dropout_p=…)`",
     **dict.fromkeys("attention_mask attn_mask block_mask mask mask_mod".split(), _MASKS),
     "enable_gqa": "k and v may always have fewer heads than q; leave `enable_gqa` out",
     "head": "a call computes all heads, which are the axis H of q, k and v",

@@ -629,15 +629,16 @@ def _check_tokens(
                 f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
                 " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
             )
-        mixed = any(isinstance(y, Tensor) and y.dim() != x.dim() for y in named.values())
-        if x.dim() not in axes or mixed or x.shape[-1] != width:
-            each = f", and {', '.join(named)} must all have the same number of axes" * mixed
-            raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
+        if x.dim() not in axes or x.shape[-1] != width:
+            raise ValueError(f"{name} must be {form.format(width)}, got {list(x.shape)}")
         if weight is not None and kind != weight.dtype:
             if not torch.is_autocast_enabled(x.device.type):
                 raise TypeError(
                     f"{name} must be {weight.dtype}, the dtype of the weights, got {kind}"
                 )
+    if len({x.dim() for x in named.values()}) > 1:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
+        raise ValueError(f"{', '.join(named)} must have the same number of axes, got {shapes}")
 
 
 def of_layer(program: Program, layer: int, heads: int) -> Program:

@@ -185,8 +185,8 @@ def _kernel(
         raise ValueError(
             "`step` keeps a fixed number of keys, and"
             f" `{written(_unbounded(term, graph, promised))}`{place} may read keys at any earlier"
-            " position: pass `keep_all=True` to keep all keys, or use windows, blocks, first"
-            " positions, or `columns(x)` of an input `x: tokens(at_most = N)` without `shift`"
+            " position: pass `keep_all=True`, or use windows, blocks, first positions, or"
+            f" `columns(x)` with `input x: tokens(at_most = N)`{', and no `shift`' * (lag > 0)}"
         )
     # an input that is read at earlier positions is kept with their keys
     reach = replace(bound, before=bound.before + lag)

@@ -132,7 +132,7 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     wrong = (blocks < -1) | (blocks >= count)
     if bool(wrong.any()):
         raise ValueError(
-            f"`{name}` must hold numbers of blocks, at least 0 and below {count}, or -1 for no"
+            f"`{name}` must hold indices of blocks, at least 0 and below {count}, or -1 for no"
             f" block, got {int(blocks[wrong][0])} (there are {keys} keys, up to {size} in a block)"
         )
     blocks = blocks.sort(dim=-1)[0]

@@ -70,5 +70,5 @@ def repeated(x: Tensor, heads: int) -> Tensor:
 def check_no_dropout(name: str, dropout_p: float) -> None:
     """Raises ValueError for a formula without weights to drop."""
     if dropout_p:
-        why = "dropout needs attention weights, and not all of them are computed"
+        why = f"dropout needs the weights of all pairs, which `{name}` does not compute"
         raise ValueError(f"dropout_p must be 0 with `{name}`, got {dropout_p}: {why}")

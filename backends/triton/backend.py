@@ -57,7 +57,7 @@ class TritonBackend:
         if device == "cpu" and is_installed("numpy", NUMPY) and not is_installed("triton", TRITON):
             return "the interpreter of Triton before 3.7 needs a numpy before 2.4"
         if work.hybrid and work.waits:
-            return f"it does not add `{mechanism_of(work).name}` to a graph that only a call knows"
+            return "it adds no mechanism to pairs or scores that depend on the tensors of a call"
         if work.mechanism is not None:
             return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
         if work.normalize not in MERGED:

@@ -351,7 +351,7 @@ def test_a_call_that_one_rank_refuses_fails_on_all_ranks() -> None:
     assert each_says(right, right) == [""] * 4
     for number, said in enumerate(each_says(right, wrong)):
         assert (
-            "`x` must hold numbers of blocks" if number % 2 else "rank 1 refused its part"
+            "`x` must hold indices of blocks" if number % 2 else "rank 1 refused its part"
         ) in said
 
 

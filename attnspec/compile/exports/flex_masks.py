@@ -150,7 +150,7 @@ class FlexMask:
             return None
 
     def _no_score_mod(self, why: str) -> AttnSpecError:
-        return AttnSpecError(f"FlexAttention cannot compute `{self.program.name}`: {why}")
+        return AttnSpecError(f"`to_flex` has no `score_mod` for this spec: {why}; compile the spec")
 
     def block_mask(self, n: int | None = None, m: int | None = None) -> BlockMask:
         """The BlockMask at n positions, of m queries and n keys where they are two sequences, with

@@ -61,7 +61,7 @@ def _refusal(program: Program) -> str:
     elif "expander" in patterns:
         why = "its pairs are drawn for one length"
     elif any(MECHANISMS[name].drawn for name in mechanisms):
-        why, refused = "its features are drawn at random", " with `strict=False`"
+        why, refused = "features drawn in a trace have no values", " without `strict=True`"
         unless = " and not torch.compiler.is_dynamo_compiling()"
     elif mechanisms and program.causal:
         why = "its mechanism is computed in chunks"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from attnspec.compile.standalone.expressions import Expression, Operand, call, closure, tensor_of
@@ -27,8 +26,9 @@ def score_text(program: Program) -> Text:
     Raises StandaloneError for what no short file says.
     """
     attend = program.attends[0]
-    if any(replace(other, graph=attend.graph) != attend for other in program.attends):
-        raise StandaloneError("its heads or layers differ in `scale`, `score` or `normalize`")
+    for name in ("scale", "scores", "normalize"):
+        if len({getattr(each, name) for each in program.attends}) > 1:
+            raise StandaloneError(f"its heads or layers differ in `{name.removesuffix('s')}`")
     page, tables = Page(program, REALS), bias_tables(program)
     q, k = page.symbol("q"), page.symbol("k")
     values: dict[str, Operand] = {SCORE: Expression("score", "score", REALS), "q": q, "k": k}

@@ -64,7 +64,7 @@ class Cluster(DataDependent):
                 " none: remove one of the two"
             )
         if self.assign == "balanced" and self.count is None:
-            raise RelationError("`assign = balanced` keeps centroids between calls: add `count`")
+            raise RelationError("`assign = balanced` needs a fixed number of clusters: add `count`")
 
     @property
     def learned(self) -> tuple[Part, ...]:
