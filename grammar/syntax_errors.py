@@ -277,12 +277,12 @@ def _separator(stop: _Stop) -> Diagnostic | None:
     """A missing `,` or `=` inside a list."""
     before = stop.before
     if before is not None and "if" in (stop.word.text, before.text) and "," in stop.accepts:
+        advice = "there is no `if`: a condition stands alone, as in `where(q < k)`"
         if before.text == "if":
             # read as a name, where an expression starts
             span, message = stop.scan.span(stop.index - 1), "expected an expression, found `if`"
-            advice = "there is no `if`: a condition stands alone, as in `where(q < k)`"
             return Diagnostic("A134", message, span, help=advice)
-        advice = "there is no `if`: a condition `b if a else c` is `a and b or not a and c`"
+        advice += "; for conditions `b if a else c` is `a and b or not a and c`"
         return stop.diagnostic("A134", "an operator", advice)
     if "," not in stop.accepts or before is None or not stop.starts_operand:
         return None

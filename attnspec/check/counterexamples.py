@@ -133,8 +133,8 @@ def _by_estimate(
         if compare in ("<", "<=", "==") and more:
             pair = _pair(stack, n, name, compare, value, found)
             return missed(name, found, compare, value, pair, least=True)
-    estimated = f"above n = {LIMITS.every_pair:,} `{name}` is only estimated here"
-    raise TooMuch(f"{estimated}, as {shown(found)} at n = {n:,} {note}")
+    estimated = f"above n = {LIMITS.every_pair:,} `{name}` is only estimated, not proven"
+    raise TooMuch(f"{estimated}: {shown(found)} at n = {n:,}, {note}")
 
 
 def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: float) -> str:
@@ -165,8 +165,7 @@ def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
         names = [f"layer {layer}"] * layered + [f"head {head}"] * (stack.program.heads is not None)
         shown_steps.append(f"{key} ({', '.join(names)})" if names else f"{key}")
     if len(steps) > LONGEST_DRAWN:
-        left = len(steps) - LONGEST_DRAWN + 1
-        shown_steps[LONGEST_DRAWN - 2 : -1] = [f"… {left} more …"]
+        shown_steps[LONGEST_DRAWN - 2 : -1] = [f"… {len(steps) - LONGEST_DRAWN + 1} more …"]
     stays = f"; in {idle:,} of these layers the path stays at its position" if idle else ""
     return " -> ".join([str(query), *shown_steps]) + stays
 
@@ -265,7 +264,7 @@ def _by_counting(stack: Stack, bounds: dict[Scalar, Place], examined: list[int])
                 f"{three_digits(part)} at n = {n:,}" for part, n in zip(parts, lengths, strict=True)
             )
             bound_text = f"the bound{place.text.replace(' in ', ' for ')}"
-            return f"the number of edges divided by {bound_text} grows with n: {figures}"
+            return f"the number of all edges divided by {bound_text} grows with n: {figures}"
     return None
 
 

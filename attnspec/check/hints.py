@@ -57,8 +57,8 @@ def _weaker(spec: Elaborated, verdict: Verdict) -> str:
     full = [replace(one, graph=Leaf("full", ()), mechanism=None) for one in program.attends]
     most = verdict_on(verdict.claim, Stack(replace(program, attends=tuple(full))))
     unit = "layers" if verdict.claim.kind in ("reach", "depth") else "steps"
-    if most.status == "refuted":
-        return f"allow more {unit} in the claim: not even `attend full` takes so few"
+    if most.failed_at is not None:
+        return f"allow more {unit}: at n = {most.failed_at:,} not even `attend full` takes so few"
     return f"allow more {unit} in the claim, or add pairs to the graph"
 
 

@@ -124,7 +124,7 @@ def _empty_rows(
         degrees = degrees_of(relation, n)
     except RelationError as error:
         where = f"n = {n:,}"
-        message = error.message if where in error.message else f"{error.message} at {where}"
+        message = error.message if where in error.message else f"at {where} {error.message}"
         return Diagnostic("A320", message, span)
     empty = np.flatnonzero(degrees == 0)
     if len(empty) == 0:

@@ -77,9 +77,10 @@ MEANINGS = {
 """What claims mean whose name does not tell, for their refutations."""
 
 PATHS = "a path starts at the query in the last layer and goes down to layer 0"
-REPEATED = "beyond the layers of the spec, its last layer is repeated"
+REPEATED = "where a path takes more layers than the spec has, the last one is repeated"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
+SHORTER = "end the claim with `at n = …`, at most that length, or remove it to silence the warning"
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ def _on_stable(claim: Claim, program: Program) -> Verdict:
         refuted = Diagnostic("A606", message, claim.span, notes=(MEANINGS["stable"],))
         return Verdict(claim, "refuted", diagnostics=(refuted,))
     if reads_m(program):
-        tried = f"no change was found with up to {counterexamples.QUERIES.stop}"
-        reason = f"a graph may depend on the number of queries, though {tried}"
+        tried = f"no change was found for m <= {counterexamples.QUERIES.stop}, more were not tried"
+        reason = f"a graph may depend on m, the number of queries; {tried}"
         return Verdict(claim, "unchecked", diagnostics=(_unchecked(claim, reason),))
     domain, examined = _domain(claim, Stack(evened(program)), program.attends), list[int]()
     if domain.everywhere:
@@ -354,7 +355,8 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield _without_answer(claim, error, n)
         return
     if doubt is not None:
-        yield _unchecked(claim, str(doubt))
+        shorter = stack.program.grid is None and str(doubt).startswith("above n = ")
+        yield _unchecked(claim, str(doubt), mend=SHORTER if shorter else NO_WARNING)
 
 
 def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagnostic]:
@@ -443,8 +445,8 @@ def _without_answer(claim: Claim, error: Exception, n: int | None = None) -> Dia
 def _valid_at(valid: Sequence[int], missing: Sequence[int]) -> str:
     """What to do where an expression has no value at some of the lengths of a claim."""
     short = valid and valid[-1] < missing[-1]
-    lengths = f"at n = {', '.join(map(str, valid))}" if short else "for n >= …"
-    limit = f", or end the claim with `{lengths}`" if valid else ""
+    lengths = f"`at n = {', '.join(map(str, valid))}`" if short else "`for n >= N`, valid from N on"
+    limit = f", or end the claim with {lengths}" if valid else ""
     return f"write an expression that is valid at every n{limit}"
 
 

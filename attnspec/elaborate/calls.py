@@ -12,6 +12,7 @@ from attnspec.elaborate.names import POSITIONS, RESERVED, TOKEN_SETS, Numbers, V
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
+from attnspec.graphs.grid import AXES
 from attnspec.graphs.patterns.where_inputs import parted
 from attnspec.graphs.predicates.inputs import INEXACT, READ, pair_reading, reading, reads_inputs
 from attnspec.ir.linear import asks_positions
@@ -24,8 +25,8 @@ from attnspec.text.diagnostics import did_you_mean
 SIZES = "a size is the same for all queries; to vary it write, say, `where(abs(q - k) <= q // 2)`"
 IN_CONDITIONS = "can stand only in `where(…)` or `score`"
 IN_SCORE = "`{0}` has a meaning only in a `score` statement"
-OTHER_BOXES = "for other boxes use `where`: `where(0 <= q.row - k.row < 4)` keeps 4 rows"
-OTHER_PAIRS = f"{OTHER_BOXES}, and `where((q.row - k.row) % 2 == 0)` every second one"
+OTHER_BOXES = "for other boxes use `where`: `where(0 <= q.{0} - k.{0} < {1})` keeps {1} along `{0}`"
+OTHER_PAIRS = OTHER_BOXES.format("row", 4) + ", `where((q.row - k.row) % 2 == 0)` every second one"
 IN_GRAPH = (
     "a named graph does not know the names of the attention: add `{1}` to the parameters of `{0}`,"
     " and pass it; if `{1}` is a graph, define it by `graph {1} = …`"
@@ -76,8 +77,7 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
 def _function(node: nodes.Call, scope: Scope) -> Scalar:
     def one(argument: nodes.Argument) -> Scalar:
         if argument.name is not None:
-            message = f"the arguments of `{node.name}` have no names"
-            scope.fail("A301", message, argument.span)
+            scope.fail("A301", f"the arguments of `{node.name}` have no names", argument.span)
         value = terms.scalar(argument.value, scope, f"an argument of `{node.name}`")
         terms.typed(value, "number", node.name, argument.value.span, scope)
         return value
@@ -119,8 +119,7 @@ def _positions(node: nodes.Call, scope: Scope) -> Tokens:
 
     if not node.arguments:
         scope.fail("A303", "`positions` needs positions, as in `positions(0, 8..15)`", node.span)
-    pairs = each(node.arguments, ends)
-    return Tokens("positions", tuple(end for pair in pairs for end in pair))
+    return Tokens("positions", tuple(end for pair in each(node.arguments, ends) for end in pair))
 
 
 def _transposed(node: nodes.Call, scope: Scope) -> Term:
@@ -175,7 +174,8 @@ def _of_inputs(leaf: Leaf, predicate: Scalar, node: nodes.Call, scope: Scope) ->
 
 
 def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scalar, ...]:
-    def one(argument: nodes.Argument) -> Scalar:
+    def one(place: tuple[nodes.Argument, str]) -> Scalar:
+        argument, axis = place
         if argument.name is not None:
             if argument.name.lower() not in ("t", "h", "w"):
                 message = f"`{node.name}` has no argument `{argument.name}`"
@@ -187,11 +187,13 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
         value = terms.integer(argument.value, scope, "an extent")
         wrong = check_value(replace(parameter, kind="integer"), "extent", value)
         if isinstance(value, int) and wrong:
-            notes, box = (f"`extent`: {parameter.doc}",), OTHER_BOXES if value > 0 else None
+            notes = (f"`extent`: {parameter.doc}",)
+            box = OTHER_BOXES.format(axis, value) if value > 0 else None
             scope.fail("A306", wrong, argument.value.span, notes=notes, help=box)
         return value
 
-    extents = tuple(each(node.arguments, one))
+    names = [*AXES.get(len(scope.work.grid or node.arguments), ()), *["row"] * len(node.arguments)]
+    extents = tuple(each([*zip(node.arguments, names, strict=False)], one))
     if scope.work.grid is None:
         _needs_grid(node, scope)
     axes = len(scope.work.grid)
@@ -214,8 +216,7 @@ def _mechanism(node: nodes.Call, scope: Scope, bare: bool) -> Mechanism:
     values, spans = values_of(node, scope, parameters)
     complete(node, scope, declaration, values, spans)
     if bare:
-        message = f"`{node.name}` is a mechanism: write `{node.name}()`"
-        scope.fail("A206", message, node.span)
+        scope.fail("A206", f"`{node.name}` is a mechanism: write `{node.name}()`", node.span)
     return Mechanism(node.name, tuple(sorted(values.items())), node.span)
 
 
@@ -342,8 +343,7 @@ def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:
     problem = _inexact(value)
     if problem is not None:
         help = "compute the value before the call, and pass the result as the input"
-        message = f"in a condition that reads an input, {problem}"
-        scope.fail("A312", message, node.span, help=help)
+        scope.fail("A312", f"in a condition that reads an input, {problem}", node.span, help=help)
 
 
 def _inexact(value: Scalar) -> str | None:

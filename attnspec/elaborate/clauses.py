@@ -169,14 +169,13 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
     if not isinstance(node, nodes.Call | nodes.Name) or not _is_change(node, scope):
         return _expression(node, scope)
     if not isinstance(node, nodes.Call) or node.name not in SCORES:
-        text = node.name
-        message = (
-            f"`score` takes {', '.join(SCORES)} or an expression of the score `s`, got `{text}`"
-        )
+        text, known = node.name, ", ".join(SCORES)
+        message = f"`score` takes {known} or an expression of the score `s`, got `{text}`"
         if text in SCORES:
             message = f"`{text}` needs its brackets"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
-        bare = f"write `score {text}(…)`" if text in SCORES else None
+        needed = ", ".join(f"{x} = …" for x in SCORES.get(text, ()) if x not in SCORE_DEFAULTS)
+        bare = f"write `score {text}({needed})`" if text in SCORES else None
         bare = f"write `normalize {text}`" if text in NORMALIZERS else bare
         scope.fail("A317", message, span, help=bare or did_you_mean(text, SCORES))
     name, parameters = node.name, SCORES[node.name]

@@ -280,15 +280,16 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
         case _:
             kinds = [kind_of(operand) for operand in operands]
             operator = node.operators[0]
-            parts = [x.mechanism if isinstance(x, Hybrid) else x for x in operands]
-            name = next(x.name for x in parts if isinstance(x, Mechanism))
+            name = next((x.name for x in operands if isinstance(x, Mechanism)), "")
             message = f"`{name}` is a mechanism, which is joined by `+` alone, not by `{operator}`"
-            if operator == "+":
+            if "hybrid" in kinds:
+                message = f"`{operator}` cannot join {_listed(operands)}"
+            if "+" in node.operators:
                 message = f"`+` adds one mechanism to one graph, got {_listed(operands)}"
             advice = _ALONE.get(operator)
             if kinds.count("mechanism") + kinds.count("hybrid") == 1 and "graph" in kinds:
                 if "hybrid" in kinds or len(kinds) > 2:
-                    shown = "|" if operator == "+" else operator
+                    shown = operator if operator in _SETS else "|"
                     advice = f"first join all graphs, then add the mechanism: `(A {shown} B) + M`"
             elif "tokens" in kinds:
                 advice = "make a graph of the token set: `columns(T)`"

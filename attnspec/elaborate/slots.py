@@ -131,7 +131,7 @@ def resolve(
                     f"two `{what}` apply to {', '.join(slot) or 'the same heads'}",
                     ruling.span,
                     related=((f"the other `{what}` is here", rulings[other].span),),
-                    help=f"{first}, or put one into a further block: the innermost block wins",
+                    help=f"{first}, or move one into a block inside the other's: the inner wins",
                 )
                 clashes += 1
         table[cells] = number

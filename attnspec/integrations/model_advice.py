@@ -100,5 +100,5 @@ def _full_layers(module: nn.Module) -> str:
     rotations = [bases[kind] for kind in sorted(set(kinds)) if isinstance(bases.get(kind), dict)]
     turned = any(rotation != rotations[0] for rotation in rotations)
     return f'build the model with `layer_types = ["full_attention"] * {len(kinds)}`' + (
-        ", where all layers use the rotary embedding of the full-attention layers" if turned else ""
+        "; all layers then use the rotary embedding of the full-attention layers" if turned else ""
     )

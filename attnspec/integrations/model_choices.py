@@ -82,9 +82,9 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
     if sink:
         wrong = [a.normalize for a in program.attends if a.normalize not in ("softmax", "softmax1")]
         if wrong or any(attend.mechanism is not None for attend in program.attends):
-            what, mend = "a mechanism", "write a graph in place of the mechanism"
-            if wrong:
-                what, mend = f"`normalize {wrong[0]}`", "remove it"
+            names = [a.mechanism.name for a in program.attends if a.mechanism is not None]
+            what = f"`normalize {wrong[0]}`" if wrong else f"the mechanism `{names[0]}`"
+            mend = f"remove {what}" if wrong else "write a graph in its place"
             raise AttnSpecError(
                 f"the model passes `{SINK}`, an extra logit of a softmax, and `{program.name}` has"
                 f" {what} instead of a softmax: {mend}, or keep the model's own attention"

@@ -600,9 +600,7 @@ def _natural(op: str, *values: Any) -> Traced:
     """An operation of which torch and specs make different things where a number is negative."""
     numbers = [number for value in values for _, number in _each(_cases(value))]
     if not all(bounds(number, _ranges(number))[0] >= 0 for number in numbers):
-        raise UntracedError(
-            f"it rounds a number that may be negative towards zero; {_TRUNCATED[op]}"
-        )
+        raise UntracedError(f"it rounds towards 0 a number that may be negative; {_TRUNCATED[op]}")
     return _numeric(op, *values)
 
 

@@ -180,7 +180,7 @@ class Binder:
             if attend.mechanism is not None:
                 raise BackendError(f"`{attend.mechanism.name}` takes steps that depend on n")
             if "n" in _asks(attend, predicates=False):
-                raise BackendError("a size or a factor depends on n")
+                raise BackendError("a size, `scale` or `score` depends on n")
         works = self.works(layer, heads, 1, 1)
         for work, _ in works:
             if work.decided:

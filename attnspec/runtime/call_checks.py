@@ -38,9 +38,9 @@ KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
     "ids": (INTEGERS, "an integer type", "[B, n_k]"),
     "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type", "[B, n_k]"),
     "length": (INTEGERS, "an integer type", "[B]"),
-    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, choices >= 0]"),
+    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, any number]"),
     "scores": (FLOATS, "a floating type", "[B, H or H_kv or 1, query blocks, key blocks]"),
-    "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, rounds >= 1, n_k]"),
+    "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, at least 1 round, n_k]"),
     "pairs": (FLOATS, "a floating type", "[B, H or 1, n_q, n_k]"),
 }
 """The types of an input of each kind, in words, and its axes."""
@@ -250,8 +250,7 @@ def without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
     if not numbers.numel():
         return numbers
     first = numbers.flatten().gather(0, padding.flatten().to(torch.uint8).argmax().view(1))
-    filled = torch.where(padding.any(), first, 1)
-    return torch.where(padding, numbers, filled.to(numbers.dtype))
+    return torch.where(padding, numbers, torch.where(padding.any(), first, 1).to(numbers.dtype))
 
 
 def along_keys(

@@ -129,15 +129,15 @@ class SelfAttention(nn.Module):
                 f" {type(rotary).__name__}"
             )
         same, name = self.shared and "q" in self.read, self.attention.program.name
-        one = "its queries and its keys are one tensor, as `lsh` needs them"
-        why = one if same else "it has no queries and keys"
+        one = "its `lsh` takes one tensor as queries and keys"
+        why, two = (one, ", and rotary takes two") if same else ("it has no queries and keys", "")
         if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
             raise ValueError(
                 f"num_kv_heads cannot be used with `{name}`, got {key_heads}: {why}; leave"
                 " num_kv_heads out"
             )
         if rotary is not None and not {"q", "k"} <= {*self.read}:
-            raise ValueError(f"rotary cannot be used with `{name}`: {why}; leave rotary out")
+            raise ValueError(f"rotary cannot be used with `{name}`: {why}{two}; leave rotary out")
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts everything that is learned anew, drawn with the generator: projections as Glorot

@@ -174,8 +174,11 @@ def _kernel(
             return kernel
     promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
     bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
-    if bound is None or (bound.marked and lag):
-        bound = LookBack(0, _EVERY) if keep_all else None
+    if keep_all and (bound is None or (bound.marked and lag)):
+        bound = LookBack(0, _EVERY)
+    if bound is not None and bound.marked and lag:
+        beside = "`tokens(at_most = N)` beside a `shift` of a graph that reads an input"
+        raise ValueError(f"`step` cannot use {beside}: remove the `shift`, or pass `keep_all=True`")
     if bound is None:
         term = cast(Term, program.attend(layer, heads[0]).graph)
         graph = work.relation.terms[0] if isinstance(work.relation, Intersection) else None

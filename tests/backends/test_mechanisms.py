@@ -301,7 +301,7 @@ def test_parameters_are_initialised_as_in_the_papers() -> None:
 def test_parameters_for_a_maximum_length_bound_the_length() -> None:
     report = spec_of("attend mixer(hidden = 3, max_length = 40)").analyse(41)
     assert report.flops is None
-    assert "at most 40 positions, its `max_length`" in str(report)
+    assert "above n = 40, its `max_length`" in str(report)
 
 
 @pytest.mark.parametrize(

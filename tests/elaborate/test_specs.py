@@ -352,10 +352,20 @@ def test_one_of_several_is_chosen_by_name() -> None:
         load("bigbird")
 
 
-@pytest.mark.parametrize("extents", ["4, 3", "3, 3, stride = 2", "6, 2, stride = 4"])
-def test_other_boxes_are_written_with_where(extents: str) -> None:
+@pytest.mark.parametrize(
+    ("extents", "axis", "size"),
+    [
+        ("4, 3", "row", 4),
+        ("3, 2", "col", 2),
+        ("3, 3, stride = 2", "row", 4),
+        ("6, 2, a = 4", "row", 6),
+    ],
+)
+def test_other_boxes_are_written_with_where(extents: str, axis: str, size: int) -> None:
     found = refused(f"attention a {{ sequence grid(7, 8) attend neighborhood({extents}) }}")[0]
-    assert "use `where`: `where(0 <= q.row - k.row < 4)`" in (found.help or "")
+    box = f"where(0 <= q.{axis} - k.{axis} < {size})"
+    assert f"use `where`: `{box}`" in (found.help or "")
+    assert spec_of(f"sequence grid(7, 8) attend {box}").mask(56).sum(1).max() >= size
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def steps_of(
     program = stack.program
     longest = longest_of(program)
     if longest is not None and n > longest:
-        raise NotBuilt(f"the mechanism takes at most {longest:,} positions, its `max_length`")
+        raise NotBuilt(f"above n = {longest:,}, its `max_length`, the mechanism cannot compute")
     heads = shape.heads_of(program)
     groups = layers_of(program, heads, n, stack.layers) if n else {}
     return tuple(
@@ -216,8 +216,7 @@ def _amounts(work: Work, size: int, backend: str, batch: int) -> tuple[str, _Amo
         return name, graph, products_of(work, copies, size)
     if name not in _AMOUNTS and not work.decided:
         raise NotBuilt(f"the backend {name} does not say how many pairs it computes")
-    counted = _AMOUNTS.get(name, _decided)
-    return name, counted(work, copies, size), Products(0, 0, 0, 0)
+    return name, _AMOUNTS.get(name, _decided)(work, copies, size), Products(0, 0, 0, 0)
 
 
 def _useful(stack: Stack, work: Work, layer: int, heads: tuple[int, ...]) -> int | None:

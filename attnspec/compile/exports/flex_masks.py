@@ -291,10 +291,10 @@ def _of_layer(program: Program, layer: int) -> Program:
     row = program.row(layer)
     kept = [*dict.fromkeys(row)]
     attends = tuple(program.attends[index] for index in kept)
-    if any(attend.graph is None or attend.mechanism is not None for attend in attends):
+    for name in [attend.mechanism.name for attend in attends if attend.mechanism is not None]:
         raise AttnSpecError(
-            f"layer {layer} of `{program.name}` has a mechanism, such as `linear()`, which has no"
-            " mask: use `spec.compile()`"
+            f"layer {layer} of `{program.name}` has the mechanism `{name}`, which has no mask: use"
+            " `spec.compile()`"
         )
     read = {name for each in attends for leaf in each.leaves for name in inputs_of(leaf)}
     read.update(*(inputs_read(value) for attend in attends for value in numbers_in(attend)))

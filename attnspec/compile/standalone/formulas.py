@@ -73,7 +73,7 @@ def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
     if term.op == "shift":
         by = _size("by", term.by or 0, Parameter("integer", ""), page)
         if isinstance(by, Expression):
-            raise StandaloneError(f"`by = {flat(by)}` depends on n, so its sign is not known")
+            raise StandaloneError(f"`by` must be a fixed number there, got `{flat(by)}`")
         if by >= 0:
             op, inside = "max", (q.at >= by) & (k.at >= by)
         else:
@@ -359,8 +359,7 @@ def _function(op: str, x: Operand, page: Page) -> Operand:
     if not tensor_of(x):
         if op != "isqrt":
             return call(f"math.{op}", x, kind="real")
-        whole = call("math.floor", x) if kind_of(x) == "real" else x
-        return call("math.isqrt", whole)
+        return call("math.isqrt", call("math.floor", x) if kind_of(x) == "real" else x)
     if op == "isqrt" and (page.scores or kind_of(x) == "int"):
         return call("isqrt", x)
     if op == "sqrt" or page.scores:

@@ -23,7 +23,7 @@ from attnspec.ir.parameters import argument
 class Strided(Toeplitz):
     """The keys less than a stride away and those at multiples of the stride."""
 
-    stride: int = argument("integer", "nearer keys are read, and those at its multiples", least=1)
+    stride: int = argument("integer", "distances below it and multiples of it are read", least=1)
 
     name: ClassVar = "strided"
     symmetric: ClassVar = True
