@@ -304,8 +304,9 @@ def _require_bias(program: Program, module: nn.Module) -> None:
     for attend in program.attends:
         scores = list[str]()
         for score in attend.scores:
-            sizes = ", ".join(f"{name} = {written_scalar(x)}" for name, x in score.arguments)
-            scores.append(f"`score {score.name}({sizes})`")
+            values = {name: written_scalar(x) for name, x in score.arguments}
+            sizes = ", ".join(f"{name} = {x}" for name, x in values.items())
+            scores.append(f"`score {values.get('value', f'{score.name}({sizes})')}`")
         # the way out says which bias that is
         if len(scores) != 1 or scores[0] not in way:
             raise AttnSpecError(
