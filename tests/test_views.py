@@ -240,7 +240,7 @@ def test_rows_in_16_bits(name: str, dtype: torch.dtype) -> None:
     short = "**" in name or mechanisms(spec) & {"linformer", "synthesizer", "mixer", "gmlp"}
     longest = 130 if short else 500
     call = Call(Case(spec, spec.program.fixed_length or longest), "plain", dtype)
-    assert row_errors(call, call.said(call.learning(spec.compile()).float())) == []
+    assert row_errors(call, call.said(call.learning(spec.compile()).to(dtype))) == []
 
 
 @pytest.mark.slow

@@ -151,6 +151,12 @@ def test_odd_rows_are_those_of_the_definition(body: str, n: int, shape: str) -> 
     assert errors_of(call, call.case.spec.compile()) == []
 
 
+def test_gradients_of_parts_that_padding_cuts_add_up() -> None:
+    # longer than a mask for every sample would be kept
+    call = call_of("causal attend full", 730, "right")
+    assert errors_of(call, call.case.spec.compile("torch")) == []
+
+
 @pytest.mark.parametrize(
     ("score", "backend"), checkered(["", "score alibi()", "score bias(buckets = 8)"], KERNELS)
 )

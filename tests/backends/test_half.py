@@ -47,8 +47,8 @@ def call_of(body: str, n: int, kind: torch.dtype) -> Call:
         [
             (WINDOW, 1024),
             ("causal attend window(before = 63, after = 0) | residue(step = 32)", 1024),
-            (BIASED, 500),
             ("attend window(radius = 40) | rows(first(3)) | columns(first(3))", 500),
+            (BIASED, 500),
             ("causal heads 2 head 0 { attend full } head 1 { attend residue(step = 16) }", 500),
             (f"{WINDOW} score alibi()", 500),
             (f"{WINDOW} normalize softmax1", 500),
@@ -58,6 +58,7 @@ def call_of(body: str, n: int, kind: torch.dtype) -> Call:
             ("causal attend topk(blocks = 3, size = 16) | window(before = 40, after = 0)", 90),
             ("causal attend topk(blocks = 3, size = 16) scale 0.3", 90),
             *((body, 300) for body in SUMS),
+            (f"heads 1 {SUMS[6]} score bias(buckets = 8)", 300),
         ],
         HALF,
         of=4,
@@ -66,8 +67,14 @@ def call_of(body: str, n: int, kind: torch.dtype) -> Call:
 )
 def test_rows_err_by_a_few_roundings(case: tuple[str, int], kind: torch.dtype) -> None:
     call = call_of(*case, kind)
-    module = call.learning(call.case.spec.compile()).float()
+    module = call.learning(call.case.spec.compile()).to(kind)
     assert row_errors(call, call.said(module)) == []
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_the_definition_computes_in_float32(kind: torch.dtype) -> None:
+    call = call_of(WINDOW, 500, kind)
+    assert row_errors(call, call.said(call.case.spec.compile("dense"))) == []
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def module_of(body: str) -> torch.nn.Module:
     return found
 
 
+@pytest.mark.parametrize("heads", ["", "heads 3 "])
+def test_files_have_the_slopes_of_any_number_of_heads(heads: str) -> None:
+    body = f"{heads}attend full score alibi({'slopes = [0.5, 2, 0.1]' * bool(heads)})"
+    parts = torch.randn(3, 1, 3, 9, 8)
+    torch.testing.assert_close(module_of(body)(*parts), spec_of(body).compile()(*parts))
+
+
 def test_standalone_zoo_files_are_refused_with_the_way_out() -> None:
     for path, name in ATTENTIONS:
         if path.stem in REFUSED:
@@ -435,3 +442,5 @@ def test_the_docstring_says_what_was_verified() -> None:
     assert document is not None
     assert "attention = Sample()" in document
     assert "Verified when it was compiled: at n = 65 every pair, values and gradients;" in document
+    far = spec_of("causal attend random_blocks(size = 64, blocks = 3)").emit(True)
+    assert "at n = 385 the pairs of" in " ".join(far.split())

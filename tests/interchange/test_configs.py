@@ -25,7 +25,10 @@ N = 13
 
 _OWN_KERNELS = {"big_bird", "fnet", "nystromformer", "reformer", "longformer", "longt5"}
 KINDS = sorted(hf_configs._KNOWN - _OWN_KERNELS)
-NAMED = "moshi granite_swa granitemoe_swa ministral3 diffllama laguna mimo_v2_flash".split()
+NAMED = (
+    "moshi granite_swa granitemoe_swa ministral3 diffllama laguna mimo_v2_flash glm4 lfm2 ernie4_5"
+    " seed_oss"
+).split()
 """Types that once had to be told which way they read."""
 
 FOLDED = ("opt", "esm", "xglm", "whisper")

@@ -86,6 +86,8 @@ def test_nothing_to_attend_gives_zeros_or_nothing(kernel: str) -> None:
         _, *grads = with_gradients(out, parts)
         assert [grad.shape for grad in grads] == [x.shape for x in parts]
         assert not any(grad.any() for grad in grads)
+    module = spec_of("sequence grid(1, n) attend neighborhood(3, 3)").compile()
+    assert module(*tensors(2, 2, 0, 0, out_size=3)).shape == (2, 2, 0, 3)
 
 
 @pytest.mark.parametrize("kernel", ["torch", "tables", "dense"])
