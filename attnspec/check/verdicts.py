@@ -392,7 +392,7 @@ def _refuted(
     where = place.text if own else re.sub(r"( in|,) (\w+)", r"\1 \2 =", place.text)
     where = where if own else re.sub(r" in (.*)", r" with \1 in the claim", where)
     message = f"`{claim.text}` does not hold at n = {n:,}{where}: {counterexample}"
-    layers = "the layer" if place.layer is not None or count == 1 else "the most expensive layer"
+    layers = "one layer" if place.layer is not None or count == 1 else "the most expensive layer"
     notes = [MEANINGS[claim.kind].format(layers)] if claim.kind in MEANINGS else []
     if claim.kind in ("reach", "depth"):
         walked = re.search(r"takes ([\d,]+) layer", counterexample)

@@ -60,9 +60,8 @@ def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
         "position_bias": of_bias(module),
     }
     kept = [way for name in terms if (way := advice.get(name, OWN)).endswith(KEEP)]
-    return next(iter(kept), "") or "; ".join(
-        f"for `{name}`, " * (len(terms) > 1) + advice[name] for name in terms
-    )
+    said = (f"for `{name}`, " * (len(terms) > 1) + advice[name] for name in terms)
+    return kept[0] if kept else "; ".join(said)
 
 
 def of_bias(module: nn.Module, then: str = f", then {CROSS}") -> str:

@@ -29,7 +29,7 @@ Conjunction: TypeAlias = "Banded | Listed | Turned"
 
 @dataclass(frozen=True)
 class Banded:
-    """Relations whose common keys are progressions, or ranges by the keys' values; else every pair."""
+    """Relations whose common keys are progressions, or ranges by their values; else every pair."""
 
     relations: tuple[Relation, ...]
     n: int

@@ -100,7 +100,7 @@ class MechanismDeclaration:
 
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
-        """Why, with these arguments, it cannot be added to a graph, "" where it can; behind its name."""
+        """Why, with these arguments, it cannot be added to a graph, "" where it can."""
         return "" if cls.combines else "does not weigh each pair by features of q and k"
 
     @classmethod
