@@ -61,7 +61,7 @@ def _refusal(program: Program) -> str:
     elif "expander" in patterns:
         why = "its pairs are drawn for one length"
     elif any(MECHANISMS[name].drawn for name in mechanisms):
-        why, refused = "it draws features when it is called", " without `strict=True`"
+        why, refused = "it draws features", " without `strict=True`"
         unless = " and not torch.compiler.is_dynamo_compiling()"
     elif mechanisms and program.causal:
         why = "its mechanism is computed in chunks"

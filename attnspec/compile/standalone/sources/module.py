@@ -24,10 +24,9 @@ def given(q, k, v, layer, inputs, padding):
         fit = fit and q.shape[2] <= k.shape[2]
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
         got = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-        shapes = f"q [B, {HEADS or 'H'}, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v]"
-        needed = f"a call takes {shapes}{'' if CROSS else ', n_q at most n_k'}"
-        needed = "the heads of k and v must divide those of q" if fit else needed
-        raise ValueError(f"{needed}; got {got}")
+        shapes = f"[B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d], [B, H_kv, n_k, d_v], n_q <= n_k"
+        needed = "heads of k and v that divide those of q" if fit else f"q, k, v {shapes}"
+        raise ValueError(f"a call takes {needed}; got {got}")
     if not 0 <= layer < (LAYERS or layer + 1):
         raise ValueError(f"layer must be at least 0, and below {LAYERS}, got {layer}")
     x = {**(inputs or {}), **({} if padding is None else {"key padding mask": padding})}
