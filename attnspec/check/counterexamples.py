@@ -34,7 +34,7 @@ from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Claim, Program
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate
 from attnspec.limits import LIMITS
-from attnspec.text.diagnostics import AttnSpecError, count_of, three_digits
+from attnspec.text.diagnostics import AttnSpecError, count_of, ranges, three_digits
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -156,17 +156,16 @@ def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: fl
 
 
 def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
-    """A path as `900 -> 640 (layer 1) -> 3 (layer 0, head 2)`, the middle of long ones left out;
-    layers are named where the spec has them all, and not `layered` only where it has several."""
-    count, idle = stack.program.layer_count, (steps[0][0] + 1 - len(steps)) * layered
-    layered = steps[0][0] < count and (layered or count > 1)
-    shown_steps = []
+    """A path as `900 -> 640 (layer 1) -> 3 (layer 0, head 2)`, the middle of long ones left out,
+    and, if `layered`, the layers without a step; layers are named where the spec has several."""
+    several, shown_steps = stack.program.layer_count > 1, []
+    idle = {*range(steps[0][0] + 1)} - {layer for layer, *_ in steps} if layered else set()
     for layer, head, key in steps:
-        names = [f"layer {layer}"] * layered + [f"head {head}"] * (stack.program.heads is not None)
+        names = [f"layer {layer}"] * several + [f"head {head}"] * (stack.program.heads is not None)
         shown_steps.append(f"{key} ({', '.join(names)})" if names else f"{key}")
     if len(steps) > LONGEST_DRAWN:
         shown_steps[LONGEST_DRAWN - 2 : -1] = [f"… {len(steps) - LONGEST_DRAWN + 1} more …"]
-    stays = f"; in {idle:,} of these layers the path stays at its position" if idle else ""
+    stays = f"; in layer {ranges(idle)} the path stays at its position" if idle else ""
     return " -> ".join([str(query), *shown_steps]) + stays
 
 

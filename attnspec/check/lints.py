@@ -81,7 +81,7 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
                     f"`{leaf.pattern}` depends on `head`, {HEADS}",
                     leaf.span,
                     "warning",
-                    notes=("reports are about head 0 only; a call has as many heads as its `q`",),
+                    notes=("claims are about all heads, other reports about head 0 only",),
                     help="add `heads N`",
                 )
 

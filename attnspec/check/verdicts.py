@@ -70,17 +70,17 @@ MEANINGS = {
     "diameter": "`diameter`: the most steps a query needs to reach a key, in any layer and head",
     "path_length": "`path_length`: the mean number of steps that a query needs to reach a key",
     "stable": "`stable`: the keys of a query stay the same when positions are added after it",
-    "flops": "`flops`: the most operations of the forward pass of one layer, with heads of size 64",
-    "bytes": "`bytes`: the most bytes that the forward pass of one layer reads and writes, with"
-    " heads of size 64 in float32",
+    "flops": "`flops`: the operations of a forward pass in {}, all heads together, each of size 64",
+    "bytes": "`bytes`: the bytes that a forward pass reads and writes in {}, all heads"
+    " together, each of size 64 in float32",
 }
 """What claims mean whose name does not tell, for their refutations."""
 
-PATHS = "a path starts at the query in the last layer and goes down to layer 0"
-REPEATED = "where a path takes more layers than the spec has, the last one is repeated"
+PATHS = "a path starts at the query in the last of the layers, counted from 0, and ends in layer 0"
+REPEATED = "layers beyond those of the spec are copies of its last layer"
 
 NO_WARNING = "the spec compiles all the same; remove the claim to silence the warning"
-SHORTER = "end the claim with `at n = …`, at most that length, or remove it to silence the warning"
+SHORTER = "claim it at {} (`at n = …`), or remove it to silence the warning"
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def _on_stable(claim: Claim, program: Program) -> Verdict:
         refuted = Diagnostic("A606", message, claim.span, notes=(MEANINGS["stable"],))
         return Verdict(claim, "refuted", diagnostics=(refuted,))
     if reads_m(program):
-        tried = f"no change was found for m <= {counterexamples.QUERIES.stop}, more were not tried"
-        reason = f"a graph may depend on m, the number of queries; {tried}"
-        return Verdict(claim, "unchecked", diagnostics=(_unchecked(claim, reason),))
+        where = f" above m = {counterexamples.QUERIES.stop}"
+        reason = "a graph may depend on m, the number of queries; up to there no keys change"
+        return Verdict(claim, "unchecked", diagnostics=(_unchecked(claim, reason, where),))
     domain, examined = _domain(claim, Stack(evened(program)), program.attends), list[int]()
     if domain.everywhere:
         return Verdict(claim, "proven")
@@ -237,8 +237,7 @@ def _follows(claim: Claim, stack: Stack) -> bool:
 def _claim(
     claim: Claim, stack: Stack, domain: Domain, followed: bool, examined: list[int]
 ) -> Iterator[Diagnostic]:
-    """What is wrong with a claim, or keeps it from being checked; `examined` gets the lengths at
-    which that was seen."""
+    """What is wrong with a claim, or keeps it from being checked; `examined` gets lengths seen."""
     about_graphs = claim.kind in GRAPHS
     if followed and not about_graphs:
         if not domain.everywhere:
@@ -283,6 +282,8 @@ def _at_lengths(
         if fault is not None:
             why, mend = fault.message, _valid_at(lengths, missing)
         listed = ", ".join(f"{n:,}" for n in missing)
+        if lengths:
+            listed += f" of the lengths {', '.join(f'{n:,}' for n in wanted)}"
         yield _unchecked(claim, why, f" at n = {listed}", mend)
     for n in lengths:
         if n > LIMITS.matrix and claim.kind not in _LONG:
@@ -355,8 +356,10 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield _without_answer(claim, error, n)
         return
     if doubt is not None:
-        shorter = stack.program.grid is None and str(doubt).startswith("above n = ")
-        yield _unchecked(claim, str(doubt), mend=SHORTER if shorter else NO_WARNING)
+        limit = re.match(r"above (n = [\d,]*\d)", str(doubt))
+        shorter = f"{limit[1]} or less" if limit else "a smaller n"
+        free = stack.program.grid is None and (limit or (claim.at and "n = " in str(doubt)))
+        yield _unchecked(claim, str(doubt), mend=SHORTER.format(shorter) if free else NO_WARNING)
 
 
 def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagnostic]:
@@ -385,15 +388,17 @@ def _refuted(
     claim: Claim, stack: Stack, n: int, counterexample: str, place: Place = EVERYWHERE
 ) -> Diagnostic:
     # of a figure of more than a head only the bound is that of a head
-    own = claim.kind in (*COUNTS, *GRAPHS)
-    where = place.text if own else re.sub(r"( in|,) (\w+)", r", \2 =", place.text)
+    own, count = claim.kind in (*COUNTS, *GRAPHS), stack.program.layer_count
+    where = place.text if own else re.sub(r"( in|,) (\w+)", r"\1 \2 =", place.text)
+    where = where if own else re.sub(r" in (.*)", r" with \1 in the claim", where)
     message = f"`{claim.text}` does not hold at n = {n:,}{where}: {counterexample}"
-    notes = [MEANINGS[claim.kind]] if claim.kind in MEANINGS else []
+    layers = "one layer" if place.layer is not None or count == 1 else "the most expensive layer"
+    notes = [MEANINGS[claim.kind].format(layers)] if claim.kind in MEANINGS else []
     if claim.kind in ("reach", "depth"):
-        walked = " -> " in counterexample
+        walked = re.search(r"takes ([\d,]+) layer", counterexample)
         never = " never reads " in counterexample and len(set(stack.program.slots)) > 1
-        notes += [PATHS] if stack.program.layer_count > 1 and walked else []
-        notes += [REPEATED] if (walked or never) and "(layer" not in counterexample else []
+        beyond = never or (walked is not None and int(walked[1].replace(",", "")) > count)
+        notes += [PATHS] * (count > 1 and walked is not None) + [REPEATED] * beyond
     return Diagnostic("A606", message, claim.span, notes=tuple(notes))
 
 

@@ -18,8 +18,7 @@ from attnspec.text.diagnostics import Diagnostic, SpecError, count_of, in_order
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one file: the attentions examined, what is known of their claims, and the
-    messages."""
+    """What was found in a file: its attentions, what is known of their claims, the messages."""
 
     file: str
     attentions: tuple[str, ...]
@@ -36,7 +35,7 @@ class Checked:
         if not found["error"]:
             parts = ["ok", *parts, *filter(None, [self._held()])]
         if len(self.attentions) > 1:
-            parts.append(f"attentions {', '.join(self.attentions)}")
+            parts.append(f"attentions checked: {', '.join(self.attentions)}")
         return f"{self.file}: {', '.join(parts)}"
 
     def _held(self) -> str:

@@ -26,7 +26,7 @@ SIZES = "a size is the same for all queries; to vary it write, say, `where(abs(q
 IN_CONDITIONS = "can stand only in `where(…)` or `score`"
 IN_SCORE = "`{0}` has a meaning only in a `score` statement"
 OTHER_BOXES = "for other boxes use `where`: `where(0 <= q.{0} - k.{0} < {1})` keeps {1} along `{0}`"
-OTHER_PAIRS = OTHER_BOXES.format("row", 4) + ", `where((q.row - k.row) % 2 == 0)` every second one"
+DILATED = "to keep every second row of a box write `& where((q.row - k.row) % 2 == 0)` behind it"
 IN_GRAPH = (
     "a named graph does not know the names of the attention: add `{1}` to the parameters of `{0}`,"
     " and pass it; if `{1}` is a graph, define it by `graph {1} = …`"
@@ -180,7 +180,7 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
             if argument.name.lower() not in ("t", "h", "w"):
                 message = f"`{node.name}` has no argument `{argument.name}`"
                 taken = f"it takes numbers without names: each is the {parameter.doc}"
-                scope.fail("A302", message, argument.span, notes=(taken,), help=OTHER_PAIRS)
+                scope.fail("A302", message, argument.span, notes=(taken,), help=DILATED)
             message = f"`{node.name}` takes extents without names, got `{argument.name}`"
             advice = "write the numbers alone, in the order of `grid(…)`"
             scope.fail("A301", message, argument.span, help=advice)

@@ -94,13 +94,16 @@ def _require_graph(graph: Term, span: Span, scope: Scope) -> None:
     for leaf, name, value, sides in sided(graph, patterns):
         read = sorted(_of_keys(value)) if "q" in sides else []
         if read:
-            how = "`prefix({})`" if getattr(value, "kind", "") == "length" else "`{}(k)`"
+            length = getattr(value, "kind", "") == "length"
+            how = "`prefix({})`" if length else "a condition on `{}(k)` alone"
             if _marks(value):
                 how = "`columns({})` for the marked keys"
-            advice = f"write {how.format(read[0])}"
-            if not _marks(value) or patterns[leaf.pattern].sides == "k":
-                advice += ", and not inside `transpose`, which swaps q and k"
-            _refuse(_for_queries(read[0]), leaf.place(name) or span, scope, advice)
+            advice = f"write {how.format(read[0])}, or remove `cross` if both are one sequence"
+            place = leaf.place(name) or span
+            of_keys = f"{read[0]}(k)" in place.text and f"{read[0]}(q)" not in place.text
+            if of_keys or patterns[leaf.pattern].sides == "k":
+                advice = "`transpose` swaps q and k: write the graph without it"
+            _refuse(_for_queries(read[0]), place, scope, advice)
 
 
 def _of_keys(value: object) -> set[str]:

@@ -26,7 +26,7 @@ _SETS = ("|", "&", "-", "~")
 _CLAIMED = "`{0}` compares graphs only in the statement `require`"
 _ALONE = {
     "|": "write `GRAPH + MECHANISM`: the graph's pairs get exact weights, others the mechanism's",
-    "&": "to hide later keys write the statement `causal`; to hide padding pass `key_padding_mask`",
+    "&": "a mechanism needs no `&`: `causal` hides later keys, and `key_padding_mask` padding",
     "+": "two mechanisms need heads of their own",
     "-": "remove the mechanism: it has no pairs that could be taken away",
 }
@@ -229,7 +229,8 @@ def chain(node: nodes.Chain, scope: Scope) -> Value:
                 message = _CLAIMED.format(operator)
             advice = "a comment starts with `#`" if operator == "//" else None
             if scope.predicate and "graph" in kinds:
-                advice = "write a condition on `q` and `k` in place of the graph"
+                counts = ", which counts as 1 or 0" * scope.score
+                advice = f"write a condition in its place, such as `(abs(q - k) <= 2)`{counts}"
             elif operator in ("+", "*", "and", "or") and kinds <= {"graph", "tokens", "input"}:
                 advice = "join two graphs, or two token sets, by `|`, `&` or `-`"
             scope.fail("A312", message, span, help=advice)
@@ -283,9 +284,10 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
             name = next((x.name for x in operands if isinstance(x, Mechanism)), "")
             message = f"`{name}` is a mechanism, which is joined by `+` alone, not by `{operator}`"
             if "hybrid" in kinds:
-                message = f"`{operator}` cannot join {_listed(operands)}"
+                message = f"`{operator}` cannot stand beside a graph with a mechanism"
             if "+" in node.operators:
                 message = f"`+` adds one mechanism to one graph, got {_listed(operands)}"
+                message += " without brackets" * (kinds.count("graph") > 1)
             advice = _ALONE.get(operator)
             if kinds.count("mechanism") + kinds.count("hybrid") == 1 and "graph" in kinds:
                 if "hybrid" in kinds or len(kinds) > 2:

@@ -67,7 +67,7 @@ INPUTS: dict[str, tuple[str, dict[str, Parameter]]] = {
         {},
     ),
     "length": (
-        "number of positions before a place, integers [B]: `prefix(x)`, or `k < x` in `where(…)`",
+        "number of positions, integers [B]: `prefix(x)`, or `abs(q - k) <= x` in `where(…)`",
         {},
     ),
     "numbers": (

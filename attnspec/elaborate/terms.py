@@ -40,7 +40,7 @@ def require(value: Value, kind: Kind, span: Span, scope: Scope, what: str = "") 
     if isinstance(value, InputRef) and value.kind != "tokens":
         advice = read_by(value, scope)
     elif kind == "graph" and got in ("tokens", "input"):
-        advice = "`global(T)`, `columns(T)`, `rows(T)` are graphs of a set T: `global(T) | full`"
+        advice = "a set T makes the graphs `columns(T)`, `rows(T)` and `global(T)`, which is both"
     elif kind == "graph" and got == "mechanism":
         advice = "write `attend MECHANISM` or `attend GRAPH + MECHANISM`"
     elif kind == "graph" and got == "scalar":

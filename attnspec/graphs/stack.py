@@ -405,7 +405,7 @@ class Stack:
             pairs = patterns * n * (1 if closed else n)
             work += pairs
             if pairs > LIMITS.pairs_evaluated or work > LIMITS.pairs_passed:
-                raise TooMuch(f"the graph has too many pairs to list at n = {n:,}")
+                raise TooMuch(f"to list the graph at n = {n:,} too many pairs must be tested")
 
     def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:
         """Every distinct relation of the spec at n with the first layer and head that have it.
@@ -480,8 +480,7 @@ def influence(program: Program) -> Program:
 
 
 def any_pair(program: Program) -> Program:
-    """The same layers and heads with `full` in place of what tensors decide: which pairs may be
-    read, for some tensors."""
+    """The same layers and heads with `full` for what tensors decide: all that may be read."""
     attends = (
         each
         if each.graph is None or each.mechanism is not None

@@ -113,8 +113,7 @@ class Conversion:
         return self.report()
 
     def report(self, n: int | None = None) -> str:
-        """What each layer uses, and what each head reads of n positions, by default as many as the
-        model is made for."""
+        """What each layer uses, and what heads read of n positions, by default the model's n."""
         lines = [str(self.layers), *self._replaced]
         for part, attention in self._parts:
             where = f" in {type(part).__name__}" if len(self._parts) > 1 else ""
@@ -187,8 +186,7 @@ class Conversion:
     def _places(
         self, part: nn.Module, before: Before, attention: SidesAttention, chosen: list[Layer]
     ) -> dict[nn.Module, Place]:
-        """The places of layers that are given a spec, and of those that keep their own attention
-        under the same config."""
+        """The places of layers with a spec, and of those with their own under the same config."""
         places = {layer.module: layer.place for layer in chosen}
         for _, module, place in places_in(part):
             place = places.get(module, place)
@@ -395,7 +393,8 @@ def length_of(model: Any, program: Program) -> int:
 
 def _read(program: Program, n: int, where: str) -> Iterator[str]:
     """What each head of a spec reads of n positions, in lines; `where` is the part of the model."""
-    yield f"`{program.name}`{where} at {'m = ' * program.cross}n = {n}"
+    at = f", cross-attention with {n} queries and {n} keys" if program.cross else f" at n = {n}"
+    yield f"`{program.name}`{where}{at}"
     program, length = crossed(program, n)
     stack = Stack(program, None, None)
     try:

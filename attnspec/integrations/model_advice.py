@@ -18,7 +18,8 @@ CROSS = (
 )
 """The way out where a model reads another sequence."""
 
-OWN = "no spec can describe that, so keep the model's own attention"
+KEEP = "so keep the model's own attention"
+OWN = f"no spec can describe that, {KEEP}"
 """The way out where there is no other."""
 
 READS_BOTH_WAYS = (
@@ -47,16 +48,20 @@ PACKED = (
 
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
     """What to do about keywords that a layer passes, with their values."""
-    layer = f"layer {getattr(module, 'layer_idx', '…')}"
+    width, window = terms.get("sliding_window"), "the window"
+    if type(width) is int and getattr(module, "is_causal", False):
+        window = f"`attend window(before = {width - 1}, after = 0)`"
+    layer = getattr(module, "layer_idx", "N")
+    window += f" in the spec, in `layer {layer} {{ … }}` if other layers differ,"
     advice = {
         **_OTHERS,
-        "sliding_window": f"write the window of {layer} in the spec and {_full_layers(module)}",
-        "softcap": f"write `score softcap(cap = {terms.get('softcap')})` in the spec",
+        "sliding_window": f"write {window} and {_full_layers(module)}",
+        "softcap": f"the spec must have `score softcap(cap = {terms.get('softcap')})`",
         "position_bias": of_bias(module),
     }
-    if any(advice.get(name, OWN) == OWN for name in terms):
-        return OWN
-    return "; ".join(f"for `{name}`, " * (len(terms) > 1) + advice[name] for name in terms)
+    kept = [way for name in terms if (way := advice.get(name, OWN)).endswith(KEEP)]
+    said = (f"for `{name}`, " * (len(terms) > 1) + advice[name] for name in terms)
+    return kept[0] if kept else "; ".join(said)
 
 
 def of_bias(module: nn.Module, then: str = f", then {CROSS}") -> str:
@@ -64,7 +69,7 @@ def of_bias(module: nn.Module, then: str = f", then {CROSS}") -> str:
     buckets = getattr(module, "relative_attention_num_buckets", None)
     farthest = getattr(module, "relative_attention_max_distance", None)
     if buckets is None or farthest is None:
-        return OWN
+        return f"`score bias(…)` describes the bias of T5 alone, {KEEP}"
     return (
         f"write `score bias(buckets = {buckets}, max_distance = {farthest})` in the spec{then};"
         " `convert` fills in the model's table"

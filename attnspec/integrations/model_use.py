@@ -88,7 +88,7 @@ def _use(path: str, module: nn.Module) -> LayerUse:
         return LayerUse(path, "dense", f"`{name or 'eager'}` of transformers")
     chosen = attention.of(module)
     if chosen is None:
-        return LayerUse(path, "dense", "its own attention")
+        return LayerUse(path, "dense", "the model's own, without a spec")
     try:
         chosen.require_fit(module)
     except AttnSpecError as error:

@@ -36,8 +36,8 @@ def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]
     for head, marked in _MARKS_TOKENS.items():
         if important is None and kind.endswith(head):
             raise AttnSpecError(
-                f"{kind} makes {marked} global by itself, and RoBERTa does not: pass"
-                ' `important="important"`, and in each call mark these tokens by'
+                f"{kind} makes {marked} global by itself, and RoBERTa does not: name an input of"
+                f' global tokens by `important="important"`, and in each call mark {marked} by'
                 ' `attnspec_inputs={"important": …}`'
             )
     of_global = [key for key in state if any(f".{name}." in key for name in GLOBAL)]

@@ -386,7 +386,8 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
             grows = places is not None and {"q", "k"} & {*symbols(value)}
             where = f" in a sequence of up to {CHECKED:,} positions" if grows else ""
             advice = f"convert the operands to torch.{longer}, in which a spec computes"
-            advice = "write the condition with smaller numbers" if kind == torch.float64 else advice
+            if kind == torch.float64:
+                advice = "a spec has another `**`: write products (`x * x`) or `torch.sqrt`"
             raise UntracedError(f"`{_text(value)}` may {fault} in {kind}{where}; {advice}")
 
 

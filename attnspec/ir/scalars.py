@@ -71,9 +71,8 @@ def _power(a: Value, b: Value) -> Value:
         if b < 0:
             _nonzero(a)
             return float(a) ** b
-        if a not in (0, 1, -1) and b * math.log2(abs(a)) > 62:
-            raise ScalarError("a result is not between -2**62 and 2**62, the limits of integers")
-        return int(a**b)
+        large = a not in (0, 1, -1) and b * math.log2(abs(a)) > 62
+        return checked(2 * LARGEST if large else int(a**b))
     if np.any(np.less(b, 0)):
         _nonzero(a)
         a = np.asarray(a, dtype=float)
@@ -252,7 +251,7 @@ def evaluate_exactly(scalar: Scalar, values: Mapping[str, Value]) -> Value:
 def checked(result: Value) -> Value:
     """The result of an operation; raises ScalarError for a single number that is too large."""
     if isinstance(result, int) and abs(result) > LARGEST:
-        raise ScalarError("a result is not between -2**62 and 2**62, the limits of integers")
+        raise ScalarError("an integer is beyond 2**62; compute with smaller ones, say by `min(…)`")
     if isinstance(result, float) and not math.isfinite(result):
         raise ScalarError("a result is not finite")
     return result

@@ -445,8 +445,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, _with_shared(self.shared, q, k), v
 
     def _extra_keys(self, q: Tensor, v: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Scores [B, H, n_q, e] of the learned and the zero key, if any, and the values with theirs
-        behind."""
+        """Scores [B, H, n_q, e] of the learned and the zero key, if any, and values with theirs."""
         if self.bias_k is None and not self.add_zero_attn:
             return None, v
         none = q.new_zeros(1, self.num_heads, int(self.add_zero_attn), self.head_dim)
@@ -538,7 +537,7 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
             what = formula or f"normalize {attend.normalize}"
             raise ValueError(
                 f"{name} adds a key to a softmax, and the spec has `{what}`: leave {name} out"
-                f"{'' if learned or formula else ', or write `normalize softmax1` in its place'}"
+                f"{'' if learned or formula else '; `normalize softmax1` has such a key'}"
             )
         if learned and (attend.scores or attend.scale is not None):
             raise ValueError(

@@ -125,8 +125,8 @@ def streamed(
         )
     if not program.causal:
         raise ValueError(
-            f"`step` needs the statement `causal`, and `{name}` does not have it: write it before"
-            " `attend`"
+            f"decoding step by step needs the statement `causal`, and `{name}` does not have it:"
+            " write it before `attend`"
         )
     if program.grid:
         raise ValueError(
@@ -208,8 +208,7 @@ def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) 
 
 
 def followed(before: KeyCache | None, new: KeyCache, program: Program) -> KeyCache:
-    """What is kept with the next positions behind it; inputs that are not about keys are those of
-    these alone."""
+    """What is kept with the next positions; inputs that are not about keys are those of these."""
     if before is None:
         return new
     kinds = {x.name: x.kind for x in program.inputs}

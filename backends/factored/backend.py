@@ -53,7 +53,7 @@ class FactoredBackend:
         if work.normalize != "softmax":
             return f"its graph has the weights of a softmax, not of `normalize {work.normalize}`"
         if gated:
-            return "`gated = true` gives single pairs no weights"
+            return "`gated = true` weighs a key by the gates of later ones too"
         if getattr(mechanism, "normalize", "sum") == "none":
             return "`normalize = none` does not divide by a sum of weights"
         if not work.waits and not math.isfinite(seconds_of(_bands(work))):

@@ -101,7 +101,7 @@ def test_a_decoder_cannot_write_where_the_number_of_queries_is_read() -> None:
     model = tiny("Bart", "ForConditionalGeneration", forced_eos_token_id=None)
     ids, given = tokens(2, 9), {"max_new_tokens": 4, "do_sample": False}
     with convert(model, cross=attnspec.parse(MONOTONIC)) as done:
-        assert "`monotonic` at m = n = 64" in str(done)
+        assert "`monotonic`, cross-attention with 64 queries and 64 keys" in str(done)
         with pytest.raises(ValueError, match="`monotonic` depends on m, the number of all queries"):
             model.generate(ids, **given)
         model.generate(ids, use_cache=False, **given)

@@ -161,7 +161,7 @@ def test_a_layer_of_a_stack_keeps_its_attention_and_its_bias() -> None:
     spec = attnspec.parse("attention two { causal layers 2 attend full layer 1 { attend self } }")
     with convert(llama("eager"), spec, skip="model.layers.1") as done:
         what = [layer.what for layer in done.layers]
-        assert what == ["`two`, layer 0", "its own attention", "`two`, layer 1"]
+        assert what == ["`two`, layer 0", "the model's own, without a spec", "`two`, layer 1"]
     family = BY_STEM["T5"]
     before = family.hidden(model := family.build())
     score = "score bias(buckets = 32, max_distance = 128)"

@@ -29,8 +29,7 @@ Conjunction: TypeAlias = "Banded | Listed | Turned"
 
 @dataclass(frozen=True)
 class Banded:
-    """Relations whose common keys are progressions, or ranges in an order of the keys' values;
-    every pair where there are none."""
+    """Relations whose common keys are progressions, or ranges by their values; else every pair."""
 
     relations: tuple[Relation, ...]
     n: int
@@ -209,4 +208,4 @@ def require_listable(relation: Relation, n: int) -> None:
     if n > LIMITS.positions_listed or (
         n * n > LIMITS.pairs_evaluated and to_list(relation, n) > LIMITS.pairs_listed
     ):
-        raise TooMuch(f"a graph has too many pairs to list at n = {n:,}")
+        raise TooMuch(f"to list a graph at n = {n:,} too many pairs must be tested")

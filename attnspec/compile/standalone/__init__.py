@@ -61,7 +61,7 @@ def _refusal(program: Program) -> str:
     elif "expander" in patterns:
         why = "its pairs are drawn for one length"
     elif any(MECHANISMS[name].drawn for name in mechanisms):
-        why, refused = "features drawn in a trace have no values", " without `strict=True`"
+        why, refused = "it draws features", " without `strict=True`"
         unless = " and not torch.compiler.is_dynamo_compiling()"
     elif mechanisms and program.causal:
         why = "its mechanism is computed in chunks"
@@ -73,9 +73,10 @@ def _refusal(program: Program) -> str:
         why = "its scores take a root or logarithm of n"
     else:
         return ""
+    mend = "pass `strict=True`, or " * ("strict" in refused)
     return f'''\
 if torch.compiler.is_exporting(){unless}:
-            why = "{why}; compile the spec without --standalone"
+            why = "{why}; {mend}compile the spec without --standalone"
             raise ValueError(f"this file cannot be exported{refused}: {{why}}")'''
 
 

@@ -44,8 +44,7 @@ CAUSAL = "write the statement `causal`"
 
 @dataclass(frozen=True)
 class Fault:
-    """The term that makes rows others at another length, as it is written, why, and what would
-    mend it."""
+    """The term that makes rows others at another length, as it is written, why, and the mend."""
 
     term: str
     why: str
@@ -233,14 +232,13 @@ def unsteady_layer(program: Program, layer: int, heads: int) -> Fault | None:
 
 
 def counting_queries(program: Program, layer: int, heads: int) -> Fault | None:
-    """Why the rows of a layer are others in a call with the last queries alone, though they are the
-    same at every length."""
+    """Why a call with the last queries alone gives other rows, though each length gives these."""
     for head in range(heads):
         graph = program.attend(layer, head).graph
         for leaf in () if graph is None else leaves(graph):
             bound = bound_choice(program, leaf, FAR, layer, head)
             if bound is not None and bound.counts_queries:
-                mend = "remove `share_qk = false`, or write `input x: buckets` and `lsh(x, …)`"
+                mend = "remove `share_qk = false`, or pass buckets: `input x: buckets`, `lsh(x, …)`"
                 return Fault(written_leaf(leaf), bound.counts_queries, mend)
     return None
 

@@ -138,7 +138,7 @@ class Lsh(DataDependent):
     def counts_queries(self) -> str:
         if self.share_qk or self.given is not None:
             return ""
-        return "cuts queries into chunks of their own, which depend on the number of queries"
+        return "cuts queries alone into chunks, which change with the number of queries"
 
     def doubt(self, n: int) -> str:
         read, size = (self.look + 1) * self.chunk, n / self.buckets_at(n)

@@ -38,8 +38,7 @@ READ = ("ids", "numbers")
 """Kinds of inputs that a predicate reads at a position."""
 
 INEXACT = ("sqrt", "isqrt", "log2")
-"""Functions that no input is given to: libraries differ in their last bits, or they have no value
-for some numbers."""
+"""Functions that take no input: libraries differ in their last bits, or some have no value."""
 
 
 def computes_in_tensors(scalar: Scalar) -> bool:
@@ -90,8 +89,7 @@ def is_real(value: Elementwise) -> bool:
 
 
 def real_remainder(scalar: Scalar, real: Collection[str]) -> str | None:
-    """`//` or `%` where a predicate does that to a real number, the inputs of some names being
-    real; None where it does not."""
+    """`//` or `%` of a real number in a predicate, inputs of some names being real, or None."""
     if not isinstance(scalar, Apply):
         return None
     if scalar.op in ("//", "%") and _says_real(scalar.args[0], real):
@@ -141,8 +139,7 @@ def require_exact(
     zero = _zero_divisor(predicate, ends, real)
     if zero is not None:
         made = ", ".join(f"`{name}`" for name in inputs_read(zero) or sorted({*symbols(zero)}))
-        if not made:
-            raise RelationError("`where` divides by 0: write another divisor")
+        made = made or "numbers, n, `layer` or `head`"
         raise RelationError(
             f"the divisor in `where` is made from {made}, and may be 0: write one that is never 0"
             " (if it is never negative, `max(…, 1)`)"
@@ -209,8 +206,7 @@ def _computed(scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str
 def _zero_divisor(
     scalar: Scalar, ranges: Mapping[str, Bounds], real: Collection[str]
 ) -> Scalar | None:
-    """What divides, beside inputs or made of them, and may be 0, a whole number; None where nothing
-    does."""
+    """What divides, made of inputs or not, and may be 0, a whole number; None if nothing does."""
     if not isinstance(scalar, Apply):
         return None
     if scalar.op in ("/", "//", "%") and reads_inputs(scalar):
@@ -311,7 +307,6 @@ def _lesser(a: Elementwise, b: Elementwise) -> Elementwise:
 
 
 def _library(*values: Elementwise) -> Any:
-    """numpy or torch, whichever some values are of, or take functions of; this room does not import
-    torch."""
+    """numpy or torch, by what some values are of or take functions of; no import of torch here."""
     kind = next(type(x) for x in values if hasattr(x, "dtype"))
     return sys.modules["torch" if hasattr(kind, "__torch_function__") else "numpy"]

@@ -100,9 +100,8 @@ class MechanismDeclaration:
 
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
-        """Why, with these arguments, it gives no weights to single pairs, "" where it does; what
-        is to be read after its name."""
-        return "" if cls.combines else "gives single pairs no weights"
+        """Why, with these arguments, it cannot be added to a graph, "" where it can."""
+        return "" if cls.combines else "does not weigh each pair by features of q and k"
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:
@@ -118,7 +117,7 @@ class MechanismDeclaration:
     def no_logarithm(cls, arguments: Mapping[str, object]) -> str:
         """Why, with these arguments, what divides a row has no logarithm, "" where that is a sum of
         weights that are never negative; what is to be read after its name."""
-        return "whose weights may be negative" if cls.sums else "which keeps no sum of weights"
+        return "whose weights may be negative" if cls.sums else "which returns no sum over the keys"
 
     drawn: ClassVar[bool] = False
     """Whether it draws random numbers, which differ by layer and head."""
@@ -150,8 +149,7 @@ class MechanismDeclaration:
         return operations
 
     def backward_flops(self, n: int, size: int, causal: bool = False) -> int:
-        """Those of the backward pass: two products for each one forward, and what is computed again
-        rather than kept."""
+        """Those of the backward pass: two products for each forward, and what is computed again."""
         if not self.sums:
             return self.backward * self.flops(n, size)
         again, once = self.feature_width(size) > WIDE * size, self.forward_flops(n, size, causal)
@@ -188,8 +186,7 @@ class MechanismDeclaration:
         return elements
 
     def row_flops(self, size: int) -> int:
-        """The operations that make the features of one row of a query or key: the products with as
-        many rows as are drawn."""
+        """Operations for the features of one row: the products with as many rows as are drawn."""
         return 2 * getattr(self, "features", 0) * size
 
     def feature_width(self, size: int) -> int:

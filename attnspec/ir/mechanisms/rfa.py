@@ -42,7 +42,7 @@ class Rfa(MechanismDeclaration):
     @classmethod
     def alone(cls, arguments: Mapping[str, object]) -> str:
         gated = arguments.get("gated") is True
-        return "with `gated = true` gives single pairs no weights" if gated else ""
+        return "with `gated = true` weighs a key by the gates of later ones too" if gated else ""
 
     @classmethod
     def only_causal(cls, arguments: Mapping[str, object]) -> str:

@@ -16,16 +16,16 @@ TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys", ", n_q 
 
 def given(q, k, v, layer, inputs, padding):
     """The inputs and the padding of a call; raises unless all fits together and to the spec."""
-    fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
+    if q.dtype != k.dtype or k.dtype != v.dtype:
+        raise ValueError(f"q, k, v must be of one type, got {q.dtype}, {k.dtype}, {v.dtype}")
+    fit = q.dim() == k.dim() == v.dim() == 4 and q.shape[1] == (HEADS or q.shape[1])
     fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
-    fit = fit and q.shape[1] == (HEADS or q.shape[1])
     if not CROSS:
         fit = fit and q.shape[2] <= k.shape[2]
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
-        got = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
-        shapes = f"q [B, {HEADS or 'H'}, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]"
-        more = "" if CROSS else ", n_q at most n_k"
-        needed = f"{shapes} of one type, with H_kv dividing the heads of q{more}"
+        got = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        shapes = f"[B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d], [B, H_kv, n_k, d_v], n_q <= n_k"
+        needed = "heads of k and v that divide those of q" if fit else f"q, k, v {shapes}"
         raise ValueError(f"a call takes {needed}; got {got}")
     if not 0 <= layer < (LAYERS or layer + 1):
         raise ValueError(f"layer must be at least 0, and below {LAYERS}, got {layer}")
