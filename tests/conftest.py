@@ -131,8 +131,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """The cases of one function run in one worker, where they find again what each other cached; a
-    scheduler of single cases looks through all that are done after each."""
+    """The cases of one function run in one worker, where they share caches."""
     from xdist.scheduler import LoadGroupScheduling
 
     if config.getvalue("dist") != "loadgroup":
@@ -160,8 +159,7 @@ def _seeds() -> None:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules are written without a trial of every backend, which test_verification.py holds: for
-    tests of what is written, or of modules that they verify themselves."""
+    """Modules are written without a trial of every backend, which test_verification.py has."""
     for name in ("_verified", "_verified_alone"):
         monkeypatch.setattr(f"attnspec.compile.compiler.{name}", lambda *_: "Not verified.")
 

@@ -51,8 +51,7 @@ Replaced = tuple[Any, str, Any]
 
 
 def _kept_types() -> Iterator[Replaced]:
-    """Types of blocks, their shapes and those of numpy are made once for each of a kind, not for
-    every value: a third of the interpreter's time."""
+    """Block types are made once for each kind, which saves a third of the interpreter's time."""
     numpy_type, new_block = interpreter._get_np_dtype, tl.block_type.__init__
     numpy_types: dict[str, object] = {}
     blocks: dict[tuple[object, ...], dict[str, object]] = {}
@@ -100,8 +99,7 @@ def _called_with_semantics(obj: Any, name: str, member: Any, builder: Any, scope
 
 
 def _left_alike() -> Iterator[Replaced]:
-    """Blocks of one shape and one type are not made so again; and whether integers of 32 bits run
-    over is not computed, since it is said in debugging alone."""
+    """Blocks of equal shape and type are not made again; overflow of 32 bits is not computed."""
     semantic, builder = interpreter.interpreter_semantic, interpreter.interpreter_builder
     broadcast, converted = semantic.broadcast_impl_value, semantic.binary_op_type_checking_impl
 
@@ -123,8 +121,7 @@ def _left_alike() -> Iterator[Replaced]:
 
 
 def compiled_for_a_gpu(text: str, folder: Path, capability: int = 90) -> list[list[str]]:
-    """What a program prints, by lines and words, that compiles kernels for a compute capability,
-    times ten: it needs no GPU, but a fresh process in which they are not interpreted."""
+    """What a fresh process prints that compiles kernels for a capability; it needs no GPU."""
     where = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
     where.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-c", GPU.replace("90", str(capability)) + text]

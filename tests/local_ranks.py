@@ -252,8 +252,7 @@ def _calls(rank: int, folder: Path) -> None:
 
 
 def _faults(rank: int, folder: Path) -> None:
-    """A rank with another spec, then one that lives and does not come; at last one that ends
-    between forward and backward: what the others say then, and in another call."""
+    """A rank with another spec, one that never comes, and one that ends before backward."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (WORLD,))

@@ -213,8 +213,7 @@ def score_of(message: str) -> str:
 def require_built(
     family: Family, settings: Mapping[str, Any] | None = None, score: str = ""
 ) -> None:
-    """Raise where a model that is built with a spec is refused, and fail where it reads anything
-    else, or weighs it otherwise than its own attention."""
+    """Raise where a model built with a spec is refused; fail where it reads anything else."""
     changed = dict(settings or {})
     # a cap of the model's own is what the score of the spec stands for
     own = {name: value for name, value in changed.items() if name != "attn_logit_softcapping"}
@@ -246,8 +245,7 @@ def require_converted(family: Family, score: str = "") -> None:
 
 
 def built(family: Family) -> str:
-    """What the page says of models that are built with a spec: the advice of a refusal is
-    followed."""
+    """What the page says of models built with a spec, which a refusal advises."""
     message = refusal(require_built, family)
     settings, score = settings_of(message), score_of(message)
     if settings:

@@ -216,8 +216,7 @@ def first_failing(tree: Path, tests: Sequence[str], seconds: float) -> str | Non
 
 
 def killer_of(tree: Path, mutation: Mutation, tests: list[str], seconds: float) -> str | None:
-    """The first of the tests that fails because of a change, or what else does; they take so many
-    seconds without it."""
+    """The first test that fails, or what else does; they take so many seconds without it."""
     path = tree / mutation.path
     source = path.read_bytes()
     while tests:

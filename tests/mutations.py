@@ -16,8 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutation:
-    """`source[start:end]` of a file, in bytes, becomes `new`; `function` is its qualified name, or
-    that of the class where it stands in none."""
+    """`source[start:end]`, in bytes, becomes `new`; `function` is the qualified name around it."""
 
     path: Path
     function: str
@@ -75,8 +74,7 @@ def mutations_of(path: Path, source: bytes) -> list[Mutation]:
 
 
 def _parts(node: ast.AST, name: str = "", before: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """What of a program a test may notice, and the qualified name of what it stands in; `before`
-    stands before the names of what is defined there."""
+    """What of a program a test may notice, and the qualified name around it, after `before`."""
     below: Iterable[ast.AST | None] = ast.iter_child_nodes(node)
     match node:
         case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.keyword("strict"):

@@ -94,8 +94,7 @@ def _all_to_all(
 
 
 def in_turn(ranks: int, run: Callable[[Rank], T]) -> list[T]:
-    """What each rank returns; the error of the first that has one, that of a rank that ended
-    before those of such as waited for it."""
+    """What each rank returns; the error of the first that has one and did not wait."""
     network = Network(ranks)
     found: list[Any] = [None] * ranks
     errors: list[BaseException] = []

@@ -73,8 +73,7 @@ _CACHING = type(cache(len))
 
 
 def forget() -> None:
-    """Empties what functions of the package have cached. The garbage collector would not name them
-    all: what is frozen is no longer in its lists."""
+    """Empties caches of the package; the garbage collector does not list what is frozen."""
     for name, module in [*sys.modules.items()]:
         for value in vars(module).values() if name.partition(".")[0] == "attnspec" else ():
             for each in (value, *(vars(value).values() if isinstance(value, type) else ())):

@@ -114,8 +114,7 @@ _CODE_AND_LINKS = re.compile(r"(`)[^`]*`|!?\[([^\]]*)\]\([^)]*\)")
 
 
 def paragraphs(text: str) -> list[str]:
-    """The prose of a page: each entry of a list is a paragraph; code, tables and headings are none.
-    Code in a sentence is one word."""
+    """The prose of a page, list entries by themselves; code in a sentence is one word."""
     text = re.sub(r"^```.*?^```$|<!-- (\w+) -->.*?<!-- /\1 -->", "\n", text, flags=re.M | re.S)
     found = re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\|))", text)
     kept = (part.strip() for part in found if not part.strip().startswith(("|", "#", "<!--")))

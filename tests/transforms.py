@@ -394,8 +394,7 @@ def inferred(kind: Kind) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """What torch is asked for, as the page writes it; `ranks` for two processes; `slow` for what
-    takes seconds."""
+    """What torch does, as the page writes it; `ranks`: two processes; `slow`: takes seconds."""
 
     title: str
     run: Callable[..., None]
@@ -460,8 +459,7 @@ def _outcome(run: Callable[..., None], *given: Any) -> str:
 
 
 def refusal_of(error: BaseException | None) -> str:
-    """What this package said, where it was it that raised; nothing else refuses but ONNX, which
-    has no operator of ours."""
+    """What this package said if it raised, or ONNX, which has no operator of ours."""
     while error is not None:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

@@ -203,8 +203,7 @@ def _spectral_gap(case: Case) -> float:
 
 
 def _path(case: Case) -> list[bool]:
-    """Whether paths from the query to some keys exist, in no more steps than layers are needed,
-    each of them a pair of its layer and head."""
+    """Whether the query has a path to some keys in no more pairs than layers are needed."""
     found, far = [], hops(case)[case.query]
     for key in {0, case.n // 3, case.query, case.n - 1}:
         steps = case.report.path(case.query, key)

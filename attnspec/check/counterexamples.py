@@ -165,7 +165,8 @@ def drawn(stack: Stack, query: int, steps: Steps, layered: bool = True) -> str:
         shown_steps.append(f"{key} ({', '.join(names)})" if names else f"{key}")
     if len(steps) > LONGEST_DRAWN:
         shown_steps[LONGEST_DRAWN - 2 : -1] = [f"… {len(steps) - LONGEST_DRAWN + 1} more …"]
-    stays = f"; in layer {ranges(idle)} the path stays at its position" if idle else ""
+    layers = f"layer{'s' * (len(idle) > 1)} {ranges(idle)}"
+    stays = f"; in {layers} the path stays at its position" if idle else ""
     return " -> ".join([str(query), *shown_steps]) + stays
 
 

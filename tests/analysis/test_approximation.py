@@ -56,8 +56,7 @@ def test_linformer_is_measured_where_it_projects() -> None:
 
 
 def test_nystrom_is_measured_by_its_factors() -> None:
-    """The product of factors for landmarks and what stands for the inverse of their weights after
-    so many steps (Xiong et al. 2021, equation 11)."""
+    """Landmarks and an iterated inverse (Xiong et al. 2021, equation 11)."""
     q, k, v = rows(48, 8)
     found = errors("attend nystrom(landmarks = 8, iterations = 4)", q, k, v)
     means = [x.reshape(8, 6, 8).mean(1) for x in (q, k)]

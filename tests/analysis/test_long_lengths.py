@@ -70,8 +70,7 @@ def test_degrees(body: str) -> None:
 
 @pytest.mark.parametrize("body", [x for x in EDGES if "64" in x and "random" not in x])
 def test_edges_are_a_polynomial_within_each_residue_class(body: str) -> None:
-    """At n = base + 64 t the count is a polynomial in t of degree two at most, so that three counts
-    of masks at small n say what it is at a large one."""
+    """At n = base + 64 t its degree is two at most: three small n say what it is at a large one."""
     for offset in (5, 63):
         base = 256 + offset
         small = [int(spec_of(body).mask(base + 64 * t).sum()) for t in range(3)]

@@ -40,8 +40,7 @@ def inputs_of(name: str, n: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", few(BODIES))
 def test_kernels_of_a_gpu_drop_what_the_counters_say(name: str) -> None:
-    """Of values that are a unit matrix the output is the weights: what is dropped does not depend
-    on the graph, the tiles, or what the scores are."""
+    """With unit values the output is the weights; drops do not depend on graph or tiles."""
     n, inputs = 12, inputs_of(name, 12) or None
     q, k, _ = (x.detach().float() for x in tensors(2, 2, n, n))
     v = torch.eye(n).expand(2, 2, n, n)

@@ -176,8 +176,7 @@ MEMORY = (
     ("body", "padded"), few(((body, at % 6 < 3) for at, body in enumerate(MEMORY)), 5)
 )
 def test_memory_is_that_of_a_few_tensors(body: str, padded: bool) -> None:
-    """Forward and backward: n x n numbers, like n x d x d_v, are 16 times as many as q, k, v and
-    the output."""
+    """n x n numbers, like n x d x d_v, are 16 times as many as q, k, v and the output."""
     n, size = 4096, 64
     module = learner_of(body, size).float()
     given = tensors(1, 1, n, n, size=size, dtype=torch.float32)

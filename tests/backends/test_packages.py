@@ -95,8 +95,7 @@ def test_efficient_attention_is_that_of_performer_pytorch(n: int) -> None:
 
 
 def nystrom_pair(landmarks: int, width: int) -> tuple[CompiledAttention, torch.nn.Module]:
-    """Our module and theirs with the same convolution. One head: their inverse starts from one norm
-    of all heads and samples, so that these depend on each other."""
+    """Ours and theirs, one head: their inverse starts from one norm of all heads and samples."""
     theirs = nystrom_attention.NystromAttention(
         SIZE, SIZE, 1, num_landmarks=landmarks, residual_conv_kernel=width
     ).double()

@@ -159,8 +159,7 @@ def cut_of(mask: np.ndarray, query: int, key: int) -> int:
 
 
 def bytes_and_cut(spec: attnspec.Spec, n: int, ranks: int) -> tuple[int, int]:
-    """The bytes of a first layer whose rows travel, and the fewest that rows can have: heads that
-    read one key head share its rows."""
+    """The bytes of a first layer whose rows travel, and the least: key heads share rows."""
     heads = spec.program.heads or 8
     keys = 2 if heads % 2 == 0 else 1
     shape, where = Tensors(1, heads, keys, 16, 16, 2), cut("contiguous", n, ranks)

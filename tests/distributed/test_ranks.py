@@ -49,8 +49,7 @@ def shards_of(name: str) -> Shards:
 
 
 def quick() -> set[str]:
-    """Of the bodies each 36th, and those that have a word of the language which none before has:
-    a pattern, a mechanism, an input, a normaliser."""
+    """Each 36th body, and those with a word of the language that none before has."""
     words, found = set[str](), set[str]()
     for turn, name in enumerate(NAMES):
         if name in BODIES and (turn % 36 == 1 or not kinds(population()[name]) <= words):

@@ -15,8 +15,7 @@ from attnspec import AttnSpecError, from_hf_config
 
 
 def test_configs_become_the_approved_specs(golden: Golden) -> None:
-    """The text of each config in the file, or why there is none: of a dictionary, of an object of
-    transformers, and of what that is saved as."""
+    """Of a dictionary, of an object of transformers, and of what that is saved as."""
 
     def written(config: dict[str, Any], **more: Any) -> str:
         source = from_hf_config(config, **more).source

@@ -107,8 +107,7 @@ _WITH_FIELDS = sorted(
 
 
 def config_of(seed: int, kind: str = "") -> tuple[Any, dict[str, Any]]:
-    """A random config, of each type, and more often of those with fields of their own, and the
-    fields that were varied."""
+    """A random config of each type, more often with fields of its own, and these fields."""
     source = random.Random(seed)
     kinds = _WITH_FIELDS if seed % 2 else KINDS
     kind = kind or kinds[seed // 2 * 7 % len(kinds)]
@@ -218,8 +217,7 @@ def answer(config: Any, part: str | None) -> tuple[str, Spec | None]:
 
 
 def specs(config: Any, varied: dict[str, Any]) -> dict[str | None, Spec]:
-    """The spec of each part that is not refused by the name of a varied field; the dictionary and
-    the saved file give the same."""
+    """The spec of each part that is not refused; dictionary and saved file give the same."""
     parts = ("encoder", "decoder") if config.is_encoder_decoder else (None,)
     known = {}
     for part in parts:

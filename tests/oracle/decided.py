@@ -255,8 +255,7 @@ def kmeans(points: np.ndarray, first: np.ndarray) -> list[int]:
 def sinkhorn(
     k: Tensor, real: Sequence[bool], sort: Tensor, a: Mapping[str, Any], causal: bool
 ) -> tuple[Tensor, list[int]]:
-    """The balanced matrix of keys [n, d] and a learned one [d, blocks], in float64, and the block
-    that is matched with each, -1 for none."""
+    """The balanced matrix of keys and a learned one [d, blocks], and each block's match or -1."""
     k, sort = k.double(), sort.double()
     start, size = list(real).index(True), a["size"]
     count = -(-(len(k) - start) // size)
@@ -434,8 +433,7 @@ def _learned(called: str, at: Place) -> Tensor:
 
 
 def matching(a: dict[str, Any], at: Place, k: Tensor) -> tuple[Tensor, list[int], Any]:
-    """The balanced matrix, the matched blocks, and the block of each position, negative before the
-    first real one."""
+    """The balanced matrix, the matched blocks, and the block of each position, or below 0."""
     sort = _learned("sinkhorn_sort", at)
     found, rows = sinkhorn(k, at.sample.real, sort, a, at.sample.causal)
     start = list(at.sample.real).index(True)

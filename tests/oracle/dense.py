@@ -370,8 +370,7 @@ def _left(one: Head) -> Tensor:
 
 
 def _logarithms(node: Node, at: Place, q: Tensor, k: Tensor) -> Tensor | None:
-    """The logarithms of the weights of a kernel of exponentials, None for another: the weights
-    themselves may be too small for their type, all of a query's."""
+    """The logarithms of weights of exponentials, which may be too small, or None for another."""
     a, size = _options(node, at), q.shape[-1]
     kind = a.get("kind", "positive")
     if node.parts[0] not in ("favor", "rbf") or kind in ("relu", "trig"):

@@ -83,8 +83,7 @@ class Draw:
 def directions(
     seed: int, layer: int, head: int, count: int, size: int, orthogonal: bool
 ) -> np.ndarray:
-    """The Gaussian rows [count, size] of random features, orthogonal in blocks of `size` if asked:
-    then the lengths are those of further Gaussian rows."""
+    """Gaussian rows [count, size], orthogonal in blocks of `size` if asked, with other lengths."""
     draw = Draw(seed, 2**31, layer, head)
     if not orthogonal:
         return draw.normals(count, size)

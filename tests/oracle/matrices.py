@@ -17,8 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Head:
-    """q [m, d] of the last of n positions, k [n, d], v [n, e], the positions that are real, bool
-    [n], and by its name what is learned."""
+    """q [m, d] of the last of n positions, k [n, d], v [n, e], real bool [n], what is learned."""
 
     q: Tensor
     k: Tensor

@@ -260,8 +260,7 @@ def mask(
     inputs: Mapping[str, Any] | None = None,
     sample: decided.Sample | None = None,
 ) -> np.ndarray:
-    """The pairs of one head of one layer, bool [n, n], `causal` included; of a graph beside a
-    mechanism those of the graph."""
+    """The pairs of one head, bool [n, n], cut by `causal`; of a hybrid those of its graph."""
     node = slot(spec, layer, head).attend
     if node.kind == "mechanism":
         raise Invalid("a mechanism alone has no pairs")

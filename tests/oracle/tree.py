@@ -130,8 +130,7 @@ class Attention:
         yield from (claim.expr for claim in self.claims)
 
     def words(self) -> set[str]:
-        """The patterns, mechanisms, changes and operators that occur, and `causal WORD` beside
-        each where the statement `causal` stands."""
+        """The patterns, mechanisms, changes and operators, with `causal WORD` under `causal`."""
         found = set()
         for top in self.expressions():
             for node in top.walk():

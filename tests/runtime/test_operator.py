@@ -160,8 +160,7 @@ def test_lengths_and_inputs_of_heads_stay_free(body: str, n_q: int) -> None:
 
 
 def operator(module: CompiledAttention, **inputs: Tensor) -> Callable[..., Tensor]:
-    """What a traced program calls: of q, k, v, and of what is learned where that is not the
-    module's."""
+    """The operator of a traced program: of q, k, v and of what is learned elsewhere."""
 
     def run(q: Any, k: Any, v: Any, *tables: Tensor) -> Tensor:
         learned = list(tables or module.parameters())

@@ -144,8 +144,7 @@ def test_every_backend_is_verified(name: str, n: int, asked: Asked) -> None:
 
 @pytest.fixture
 def wrong(tmp_path: Path, asked: Asked, unverified: None) -> Callable[..., dict[str, Any]]:
-    """What the command says of a module whose call was changed: `lines` see its tensors, the
-    output of the right call, and that of `other` body."""
+    """What the command says of a module whose call `lines` change, beside an `other` body's."""
 
     def run(body: str, n: int, lines: str, other: str = "attend full", **more: Any) -> Any:
         path = tmp_path / "sample_attn.py"
@@ -237,8 +236,7 @@ def test_learned_tables_are_drawn(wrong: Wrong) -> None:
 def test_numbers_may_err_by_roundings_alone(
     single: bool, by: float | str, ok: bool, what: str, wrong: Wrong
 ) -> None:
-    """In float64 by those of sums, in float32 twice as much as the definition does; of outputs as
-    of the gradients of queries, keys and values."""
+    """In float64 by those of sums, in float32 by twice the definition's, gradients too."""
     kind = "float32" if single else "float64"
     hooked = f"{what} = {what} * 1.0; {what}.register_hook(lambda x: x + {by})"
     lines = f"""if q.dtype != attnspec.runtime.torch.{kind}:
