@@ -589,7 +589,7 @@ def errors(said: list[Tensor], meant: list[Tensor], rough: list[Tensor]) -> list
         if got.shape != want.shape:
             found.append(f"{name} is {list(got.shape)} instead of {list(want.shape)}")
             continue
-        known = want.isfinite()
+        known = want.to(got.dtype).isfinite()
         if not torch.equal(known, got.isfinite()):
             found.append(f"{name} is finite elsewhere")
         elif known.any():
@@ -612,10 +612,11 @@ def beside_oracle(call: Call, said: list[Tensor], sums: bool) -> list[str]:
     """In what the first numbers of a call differ from the oracle's."""
     meant, rough = (call.meant(x, sums)[: len(said)] for x in (torch.float64, call.dtype))
     found = errors(said, meant, rough)
-    if found and call.dtype == torch.float64:
-        # what cancels is known to as many digits less as it is in float32, or a few less than that
-        narrow = call.meant(torch.float32, sums)[: len(said)]
-        rough = [want + (x - want) * 2**-26 for x, want in zip(narrow, meant, strict=True)]
+    if found and call.dtype.itemsize > 2:
+        # what cancels is known to as many digits less as in a shorter type, or a few less than that
+        short, by = {8: (torch.float32, 2**-26), 4: (torch.bfloat16, 2**-13)}[call.dtype.itemsize]
+        narrow = call.meant(short, sums)[: len(said)]
+        rough = [want + (x - want) * by for x, want in zip(narrow, meant, strict=True)]
         found = errors(said, meant, rough)
     return found
 

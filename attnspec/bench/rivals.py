@@ -134,8 +134,7 @@ class Problem:
             raise BackendError(message) from None
 
     def backends(self, name: str) -> list[Backend]:
-        """The backend of that name, or the planner's choice, for each group of heads; raises
-        Refused."""
+        """The backend of each group of heads: the named or the chosen one; raises Refused."""
         backends = []
         for work, _ in self.works:
             backend = choose(work, "cpu") if name == AUTO else backend_of(name)

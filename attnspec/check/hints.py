@@ -116,8 +116,7 @@ def _fails(before: Verdict, after: Verdict, failed: Verdict) -> bool:
 
 
 def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
-    """Lints and claims of a spec, in the order of the text; with a hint where a claim on reach
-    fails."""
+    """Lints and claims of a spec, in the order of the text, with hints for claims on reach."""
     program = evened(spec.program)
     cross = spec.program.cross
     advice = "add `| self`, and every query reads its own position"

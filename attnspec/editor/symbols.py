@@ -24,8 +24,7 @@ FILE = -1
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a name gets its meaning: the number of that word, and the item in which it holds, or
-    FILE."""
+    """Where a name is defined: the number of that word, and the item it holds in, or FILE."""
 
     kind: Kind
     name: str

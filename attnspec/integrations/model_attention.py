@@ -718,8 +718,7 @@ class ModelAttention:
 
 
 def must_read_back(place: Place | None, asked: bool) -> bool:
-    """Whether a layer must read no later position: as `convert` was asked for, else as the model
-    asks."""
+    """Whether a layer must read no later position, as `convert` or the model asks."""
     return asked if place is None or place.causal is None else place.causal
 
 

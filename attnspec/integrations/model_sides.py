@@ -20,8 +20,7 @@ from attnspec.text.diagnostics import AttnSpecError
 
 
 class CrossAttention(ModelAttention):
-    """Calls a compiled spec between two sequences for the layers of a decoder that read an
-    encoder."""
+    """Calls a compiled spec for the layers of a decoder that read an encoder."""
 
     def __call__(
         self,

@@ -86,8 +86,7 @@ class Fit:
     # --- distances -------------------------------------------------------------------------------
 
     def _run(self, step: int) -> int:
-        """How many steps from 0 on, one behind the other, have full diagonals; -1 where 0 has
-        none."""
+        """How many steps from 0 on have full diagonals; -1 where 0 has none."""
         full = self._diagonals[0][self.n - 1 :: step]
         return int(np.argmin(np.append(full, False))) - 1
 

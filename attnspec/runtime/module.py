@@ -234,7 +234,9 @@ class CompiledAttention(nn.Module):
         layer, start = self.checked(*parts, layer, start)
         call = self.call_of(layer, *parts, *besides)
         seed = torch.randint(1 << 62, ()) if call.dropout_p else None
-        tensors = [*call.tables.values()], [*call.data.values()], call.padding
+        # centroids move behind a call of training, whose backward reads them
+        tables = [x.clone() if self._keeps and self.training else x for x in call.tables.values()]
+        tensors = tables, [*call.data.values()], call.padding
         asked = layer, call.dropout_p, seed, *call.draws, return_lse, start, keys
         outputs: Outputs = torch.ops.attnspec.attention(*parts, self.engine.text, *tensors, *asked)
         return outputs

@@ -34,6 +34,7 @@ class DeviceBatch:
             return torch.from_numpy(x).to(device)
 
         self.queries, self.keys = brought(filled(batch.q)), brought(filled(batch.k))
+        self.rows = brought(batch.q >= 0) if (batch.q < 0).any() else None
         (self.blocks, self.height), self.width = batch.q.shape, batch.k.shape[1]
         mask, self.tiled = batch.mask, None
         self.differ = isinstance(mask, Tiled) or (mask is not None and len(mask) > 1)
@@ -196,7 +197,11 @@ class ComposedTables(ByKeyHead):
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The mask of a piece, and what its scores read."""
-        mask, symbols = piece.mask, {}
+        mask, symbols, rows = piece.mask, {}, piece.batch.rows
+        if rows is not None and not self.work.changes.everywhere:
+            # a changed score of a row that only fills up may not be a number
+            rows = rows[piece.blocks, piece.rows, None]
+            mask = rows if mask is None else mask & rows
         if self.work.changes.placed:
             query, present = self.positions
             symbols = {"q": query[piece.queries][..., None], "k": present[piece.keys][:, None]}

@@ -49,8 +49,7 @@ class KeyCache:
     def moved(
         self, of: Callable[[Tensor, int], Tensor], positions: np.ndarray, turn: int = 0
     ) -> KeyCache:
-        """The same with something done to each of its tensors along its axis of keys; at these
-        positions."""
+        """The same with each tensor changed along its axis of keys; at these positions."""
         return KeyCache(
             of(self.keys, 2),
             of(self.values, 2),
@@ -93,8 +92,7 @@ class KeyCache:
     # --- as a ring -----------------------------------------------------------------------------
 
     def ring(self, reach: LookBack) -> KeyCache | None:
-        """The same as a ring; None where it does not fill one, or is not told by its positions
-        alone."""
+        """The same as a ring; None where it does not fill one, or positions do not say so."""
         width = reach.first + reach.before
         if self.turn or reach.marked or self.data or len(self.positions) != width:
             return self if self.turn else None

@@ -179,8 +179,7 @@ def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype)
 
 
 def masked(scores: Tensor, bias: Tensor | None, changes: Scores) -> Tensor:
-    """Changed scores with what a mask adds, 0 or as good as -inf; places of no pair may hold
-    anything."""
+    """Changed scores with what a mask adds; places of no pair may hold anything."""
     if bias is None:
         return scores
     if changes.everywhere:

@@ -35,8 +35,7 @@ _kept: Cache[tuple[object, ...], Tensor] = Cache(LIMITS.draws, DRAWS)
 
 
 class Points:
-    """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
-    none."""
+    """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], is False."""
 
     def __init__(self, vectors: Tensor, real: Tensor) -> None:
         self.at, self.real = unit(vectors.float().masked_fill(~real[:, None, :, None], 0.0)), real
@@ -172,8 +171,7 @@ def decide(leaf: Cluster, given: Given) -> Choice:
 
 
 def _by_labels(q: Tensor, k: Tensor) -> CodeChoice:
-    """Queries with labels [B, H or 1, i, n_q] read keys [B, H or 1, j, n_k] that have one of
-    them."""
+    """Queries with labels [B, H or 1, i, n_q] read keys [B, H or 1, j, n_k] with one of them."""
     ways = tuple(product(range(q.shape[2]), range(k.shape[2])))
     named = {"queries": q.transpose(2, 3), "keys": k.transpose(2, 3)}
     if len(ways) == 1:

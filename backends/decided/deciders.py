@@ -29,8 +29,7 @@ DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A data-dependent graph, the heads that have it, from the `first` on, and the works of all
-    heads of the layer."""
+    """A data-dependent graph, its heads, from the `first` on, and the works of all heads."""
 
     leaf: DataDependent
     heads: Heads
@@ -58,8 +57,7 @@ class Decision:
         return self.heads
 
     def given(self, q: Tensor, k: Tensor, call: Call, keys: int | None = None) -> Given:
-        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d], and the tables
-        of these heads; `keys` as `Given` has it."""
+        """What decides, of q [B, H, n_q, d] and k [B, H_kv, n_k, d]; `keys` as `Given` has it."""
         count, ratio = q.shape[1], q.shape[1] // k.shape[1]
         scored = self._scored(ratio)
         # [B, H, …], [B, H_kv, …] or [B, 1, …]

@@ -386,8 +386,7 @@ class HybridKernel:
 
 
 class ReadingHybrid(ReadingKernel):
-    """The same where the graph reads run-time inputs: laid out for each sample when they are
-    seen."""
+    """The same for a graph that reads run-time inputs, laid out for each sample."""
 
     reuses = ()  # log-sum-exps are another computation
 

@@ -31,8 +31,7 @@ def lagged(work: Work) -> tuple[int, Relation | None]:
 
 
 def _latest(term: Relation, n_q: int, n_k: int) -> tuple[int, bool]:
-    """The number for one term, 0 where no closed form tells it, and whether it has no other
-    pairs."""
+    """The number for one term, 0 without a closed form, and whether it has no other pairs."""
     q = np.arange(n_k - n_q, n_k)
     closed = term.progressions(q, n_k)
     if closed is None:

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.tables.blocks import Piece
@@ -50,6 +50,15 @@ class ScoreChanges:
         """Whether gradients of tables are asked for."""
         return any(table.requires_grad for table in self.tables.values())
 
+    def _hidden(self, piece: Piece, bias: Tensor | None) -> Tensor | None:
+        """The mask that is added, which hides rows that only fill up, too: what their scores become
+        may not be a number."""
+        if self.scores.everywhere or piece.q.missing is None:
+            return bias
+        rows = self.heads.new_zeros(piece.q.count, 1, piece.q.height, 1, dtype=torch.float32)
+        rows.view(-1)[piece.q.missing] = LOWEST
+        return rows if bias is None else torch.minimum(bias, rows)
+
     def _changed(
         self, piece: Piece, q: Tensor, k: Tensor, bias: Tensor | None, tables: Learned
     ) -> Tensor:
@@ -57,7 +66,7 @@ class ScoreChanges:
         these tables."""
         placed, heads = self._of(piece)
         scores = q @ _for_each(k, q).mT
-        left = None
+        left, bias = None, self._hidden(piece, bias)
         if bias is not None and not self.scores.everywhere:
             left = (bias >= 0).expand_as(scores).transpose(0, 1)
         changed = self.function(scores.transpose(0, 1), placed, tables, heads, left)
@@ -65,7 +74,7 @@ class ScoreChanges:
 
     def added(self, piece: Piece, bias: Tensor | None, kind: torch.dtype) -> Tensor:
         """What additive changes and a mask add to the scores of a piece [blocks, c, h, w]."""
-        placed, heads = self._of(piece)
+        (placed, heads), bias = self._of(piece), self._hidden(piece, bias)
         added = self.function.added_to(kind, placed, self.tables, heads)
         heads_there = len(heads) if heads.dim() == 4 else 1
         added = added.expand(heads_there, piece.q.count, piece.q.height, piece.k.height)

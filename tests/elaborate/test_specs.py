@@ -357,7 +357,6 @@ def test_one_of_several_is_chosen_by_name() -> None:
     [
         ("4, 3", "row", 4),
         ("3, 2", "col", 2),
-        ("3, 3, stride = 2", "row", 4),
         ("6, 2, a = 4", "row", 6),
     ],
 )

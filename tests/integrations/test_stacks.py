@@ -77,7 +77,7 @@ def test_layers_that_are_not_chosen_keep_their_attention(
         assert difference(logits(model, **inputs), before) < TOLERANCE
     with convert(model, attnspec.parse(WINDOW), **names) as done:
         seen = [layer.what.rpartition(" ")[2] for layer in done.layers if "language" in layer.path]
-        assert seen == ["attention" if number is None else str(number) for number in given]
+        assert seen == ["spec" if number is None else str(number) for number in given]
         sparse = logits(model, **inputs)
         assert difference(sparse, before) > 0.01
         greedy = {**inputs, "max_new_tokens": 3, "do_sample": False}

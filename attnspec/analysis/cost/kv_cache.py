@@ -79,7 +79,7 @@ def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
             return None
         start, stop, step = part
         members = np.where(stop > start, start + (stop - 1 - start) // step * step, -1)
-        last[first : first + len(members)] = members.max(axis=-1)
+        last[first : first + len(members)] = members.max(axis=-1, initial=-1)
     return last
 
 

@@ -100,8 +100,7 @@ def _is_wide(relation: Relation, n: int) -> bool:
 
 
 def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray | None:
-    """The counts where every row, or every row of the transpose, is known as progressions, else
-    None."""
+    """The counts where all rows, or all columns, are progressions, else None."""
     sums = np.zeros(n, np.int64)
     turned = isinstance(relation, Transpose)
     closed = relation.term if isinstance(relation, Transpose) else relation

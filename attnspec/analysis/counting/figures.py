@@ -111,8 +111,7 @@ def queries_of(sides: Crossing | None) -> slice:
 
 
 def head_counts(relation: Relation, n: int, sides: Crossing | None = None) -> HeadCounts:
-    """The counts of a head at one or more positions, which may hold two sequences; raises
-    TooMuch."""
+    """The counts of a head at some positions, perhaps of two sequences; raises TooMuch."""
     degrees = degrees_of(relation, n)[queries_of(sides)]
     readers = readers_of(relation, n)[: n if sides is None else sides.keys]
     edges = int(degrees.sum())

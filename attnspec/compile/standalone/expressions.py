@@ -187,8 +187,7 @@ def flat(operand: Operand) -> str:
 
 
 def _within(operand: Operand, level: int) -> str:
-    """An operand of an operator that binds as strongly as `level` says, in brackets if it needs
-    them."""
+    """An operand of an operator that binds at `level`, in brackets if it needs them."""
     text = flat(operand)
     own = operand.level if isinstance(operand, Expression) else SIGN if text[0] == "-" else ATOM
     return text if own >= level else f"({text})"

@@ -62,8 +62,7 @@ class Page:
         return {name: count for name, count in known.items() if count is not None}
 
     def symbol(self, name: str) -> Expression:
-        """What stands for a length or the layer, a number, and for a position or the head, a
-        tensor."""
+        """A number for a length or the layer, a tensor for a position or the head."""
         program, fixed = self.program, self.program.fixed_length
         keys = fixed or LIMITS.length
         queries = LIMITS.length if program.cross else keys

@@ -137,8 +137,7 @@ class Summing:
 
 
 class _Elu1(Function):
-    """elu(x) + 1 as the definition has it, whose slope is what it is, 1 at most: nothing else is
-    kept."""
+    """elu(x) + 1 as the definition has it, with its slope, 1 at most: nothing else is kept."""
 
     @staticmethod
     def forward(ctx, x, defined):  # type: ignore[no-untyped-def]

@@ -36,8 +36,7 @@ from attnspec.backends.triton.sums.blocks import (
 
 @triton.jit
 def task_of(blocks, heads, count):
-    """What a program does: the line and the query head, the chunk or segment, and the block of
-    columns."""
+    """What a program does: line and query head, chunk or segment, block of columns."""
     place = tl.program_id(0)
     block, place = place % blocks, place // blocks
     number, place = place % count, place // count
