@@ -25,9 +25,8 @@ class _Patched:
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
-    """Kernels run under the interpreter. Its words for the language, which it puts in place again
-    for every function that is called, are put there once, and memory of the CPU is not copied to
-    itself."""
+    """Kernels run under the interpreter, whose words for the language are put in place once, and
+    memory of the CPU is not copied to itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         from attnspec.backends.triton import kernels

@@ -49,9 +49,8 @@ class Found(NamedTuple):
 
 
 def cut(name: str, n: int, ranks: int) -> Partition:
-    """The partition of a name: equal parts, as `torch.chunk` makes them, parts from both ends,
-    residue classes modulo the ranks, or one in which two of four ranks have nothing, and one a
-    single position."""
+    """A partition by its name: equal parts as of `torch.chunk`, parts from both ends, residue
+    classes modulo the ranks, or one in which two of four ranks have nothing and one a position."""
     each, (half, more) = max(1, -(-n // ranks)), divmod(n, 2 * ranks)
     ends = {
         "contiguous": [min(n, rank * each) for rank in range(ranks + 1)],

@@ -111,9 +111,8 @@ def kinds(spec: Spec) -> frozenset[str]:
 
 
 def by_default(names: Collection[str], part: int) -> Collection[Any]:
-    """Every spec with a word that none before has, and one part of four of the others, of the
-    zoo where their words are together for the first time; the rest is slow. The parts of nine go
-    through all lengths, shapes, types and backends."""
+    """Every spec with a word that none before has, and one part of four of the others, of the zoo
+    where words meet for the first time; nine parts go through all lengths, types and backends."""
     words, seen, kept = set[str](), set[frozenset[str]](), list[str]()
     for name in names:
         found = kinds(population()[name])

@@ -631,9 +631,8 @@ def worst(said: Tensor, meant: Tensor) -> float:
 
 
 def row_errors(call: Call, said: list[Tensor]) -> list[str]:
-    """What of a call in 16 bits has a row that errs by more than a few roundings: four of an
-    output; twenty of a gradient, whose terms cancel, or as many as the definition in 16 bits; one
-    of that of a table, which is summed in float32."""
+    """What has a row that errs by more roundings than four (outputs), twenty or the definition's
+    own number in 16 bits (gradients, whose terms cancel), one (tables, summed in float32)."""
     sums = said[1].dim() > 1
     meant, found = call.meant(torch.float64, sums), []
     for index, (got, want) in enumerate(zip(said, meant, strict=True)):
