@@ -84,7 +84,7 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
         if wrong or any(attend.mechanism is not None for attend in program.attends):
             names = [a.mechanism.name for a in program.attends if a.mechanism is not None]
             what = f"`normalize {wrong[0]}`" if wrong else f"the mechanism `{names[0]}`"
-            mend = f"remove {what}" if wrong else "write a graph in its place"
+            mend = f"{'remove' if wrong else 'attend a graph in place of'} {what}"
             raise AttnSpecError(
                 f"the model passes `{SINK}`, an extra logit of a softmax, and `{program.name}` has"
                 f" {what} instead of a softmax: {mend}, or keep the model's own attention"
