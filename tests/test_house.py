@@ -10,7 +10,7 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 63_800
+LINES = 63_795
 """The most lines of the package, which becomes less."""
 
 PATCHES = 27
