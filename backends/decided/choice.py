@@ -32,7 +32,7 @@ Holds = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True, eq=False)
 class Given:
     """q [B, H, n_q, d] and k [B, H_kv, n_k, d] of some heads, with their numbers, how many heads of
-    the layer share keys, and the factors of their scores; H_kv divides H.
+    the layer share keys, which of them share scores, and the factors of these; H_kv divides H.
 
     `data` has the inputs as a call has them, of those about heads the part of these heads, and the
     choices of graphs that are arguments; `tables` what is learned or kept, [H or 1, *shape].
@@ -44,6 +44,7 @@ class Given:
     k: Tensor
     heads: Heads
     ratio: int
+    share: str
     scales: tuple[float, ...]
     padding: Tensor | None
     data: Mapping[Any, Any]

@@ -46,20 +46,13 @@ class Decision:
         """The run-time inputs that the graph is about."""
         return tuple(inputs_of(self.leaf))
 
-    def _scored(self, ratio: int) -> Heads:
-        """The heads whose scores decide, where so many share keys."""
-        match self.leaf.share or ("group" if ratio > 1 else "head"):
-            case "all":
-                return tuple(sorted(self.works))
-            case "group":
-                groups = {head // ratio for head in self.heads}
-                return tuple(head for head in sorted(self.works) if head // ratio in groups)
-        return self.heads
-
     def given(self, q: Tensor, k: Tensor, call: Call, keys: int | None = None) -> Given:
         """What decides, of q [B, H, n_q, d] and k [B, H_kv, n_k, d]; `keys` as `Given` has it."""
         count, ratio = q.shape[1], q.shape[1] // k.shape[1]
-        scored = self._scored(ratio)
+        share = self.leaf.share or ("group" if ratio > 1 else "head")
+        scored, groups = self.heads, {head // ratio for head in self.heads}
+        if share != "head":
+            scored = tuple(x for x in sorted(self.works) if share == "all" or x // ratio in groups)
         # [B, H, …], [B, H_kv, …] or [B, 1, …]
         own = {name: call.data[name] for name in self.inputs if name in call.data}
         if len(scored) < count or own:
@@ -74,6 +67,7 @@ class Decision:
             k=k,
             heads=scored,
             ratio=ratio,
+            share=share,
             scales=tuple(scale_of(self.works[head], q.shape[3]) for head in scored),
             padding=call.padding,
             data={**call.data, **own},

@@ -31,7 +31,7 @@ def decide(leaf: TopK, given: Given) -> Choice:
     rows = chooser.rows
     found = [chooser.lists(part) for part in rows.parts(chooser.together)]
     # what is forced may be of single heads, whatever they share
-    own = 1 if chooser.share == "all" else len(given.heads)
+    own = 1 if given.share == "all" else len(given.heads)
     heads = max([own, *(x.shape[1] for x in found)])
     none = torch.zeros(len(given.q), heads, 0, 0, dtype=torch.int64, device=given.q.device)
     padded = [x.expand(-1, heads, -1, -1) for x in equally_long([none, *found])]
@@ -51,7 +51,6 @@ class Chooser:
             # a forced block may be seen in part, and its mass counts
             part = leaf.causal and leaf.mass is not None and leaf.block > 1
             self.scores = Scores(self.rows, leaf.scorer, part or leaf.within is not None)
-        self.share = leaf.share or ("group" if given.ratio > 1 else "head")
 
     @property
     def together(self) -> int:
@@ -121,9 +120,9 @@ class Chooser:
 
     def _shared(self, scores: Tensor) -> Tensor:
         """The mean of scores over the heads that share it, [B, H or 1, rows, blocks]."""
-        if self.share == "head" or scores.shape[1] == 1:
+        if self.given.share == "head" or scores.shape[1] == 1:
             return scores
-        if self.share == "all":
+        if self.given.share == "all":
             return scores.mean(1, keepdim=True)
         groups = torch.unflatten(scores, 1, (-1, self.given.ratio))
         return groups.mean(2, keepdim=True).expand_as(groups).flatten(1, 2)

@@ -42,9 +42,9 @@ class Kind(NamedTuple):
     """What is compiled apart.
 
     `changes` are what scores become, one after the other, without numbers, and `names` the symbols
-    in them, each with a tuple of tensors in a call, `bounded` that what they read is differentiated
-    at pairs alone; `padded` says that keys may be missing, `own` that each sample has masks of its
-    own; `lse`, on GPUs, that log-sum-exps are asked for; `small` that larger kernels do not fit.
+    in them, each with a tuple of tensors in a call, `bounded` that they are numbers at pairs alone;
+    `padded` says that keys may be missing, `own` that each sample has masks of its own; `lse`, on
+    GPUs, that log-sum-exps are asked for; `small` that larger kernels do not fit.
     """
 
     scale: float
@@ -66,7 +66,7 @@ class Blocks(NamedTuple):
     bit c % 32 of `bits[(m * 128 + a) * 4 + c // 32]` is set; `runs` are none where masks are read.
     `real` says which keys there are, bool [samples * k places]; `labels` are those of the places of
     queries and of keys, int64 [samples * places]; `q_at` and `k_at` the positions at the places,
-    int32.
+    int32, -1 for none.
     """
 
     lists: tuple[Tensor, ...]
@@ -213,6 +213,8 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
             mask = ((word >> (k & 31)) & 1) != 0
         if kind.padded:
             mask = mask & at(blocks.real, b * wide * BLOCK + k)
+        if kind.bounded:
+            mask = mask & (at(blocks.q_at, q) >= 0)
         for of_q, of_k in blocks.labels:
             mask = mask & (at(of_q, b * tall * BLOCK + q) == at(of_k, b * wide * BLOCK + k))
         return mask
@@ -222,7 +224,8 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
 
 def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
     """The score of a pair of places with all changes."""
-    # FlexAttention itself masks the gradients of scores, and not those of what they read
+    # FlexAttention itself masks the gradients of scores, and not those of what they read, nor those
+    # of places without a query in whole blocks
     holds = mask_mod(kind, blocks) if kind.bounded else None
 
     def of_pair(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -231,7 +234,9 @@ def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod
         place = sample, head, values["q"], values["k"]
         for name, tensors in zip(kind.names, changes, strict=True):
             values[name] = _read(name, tensors, *place)
-        return changed(kind.changes, score.float(), values, holds and holds(b, h, q, k))
+        pairs = holds and holds(b, h, q, k)
+        found = changed(kind.changes, score.float(), values, pairs)
+        return found if pairs is None else torch.where(pairs, found, score)
 
     return of_pair
 
@@ -249,7 +254,7 @@ def _read(
         return lambda index: at(first, head * sizes[0] + index)
     if name.endswith(PAIR):
         samples, queries, keys, start, each = sizes
-        # a place without a query has position 0, which need not be one
+        # a place without a query has position -1
         row = (head * each * samples + sample) * queries + (q - start).clamp(min=0)
         return at(first, row * keys + k)
     if name.endswith(")"):

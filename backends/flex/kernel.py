@@ -94,7 +94,6 @@ class FlexKernel(ByTables):
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
         heads = number_on(q.device, keys, "keys"), number_on(q.device, parts[0].shape[1], "repeat")
         changes = self._changes(call, len(q))
-        more = self.work.changes
         kind = Kind(
             scale,
             self.statements,
@@ -102,7 +101,7 @@ class FlexKernel(ByTables):
             padded=call.padding is not None,
             own=any(step.tiles.looks for step in self.steps),
             lse=self.finds_lse,
-            bounded=bool(more.tables or more.pairs) and not more.everywhere,
+            bounded=not self.work.changes.everywhere,
         )
         if several:
             # gradients of the steps add up in float32
@@ -225,7 +224,7 @@ class Ordered:
         self.first, self.count, self.places = first, count, len(positions)
         rows = np.where(positions >= 0, positions - first, -1)
         self.is_natural = np.array_equal(rows[:count], np.arange(count))
-        self.at = torch.from_numpy(np.maximum(positions, 0).astype(np.int32)).to(device)
+        self.at = torch.from_numpy(positions.astype(np.int32)).to(device)
         self.held = torch.from_numpy(rows >= 0).to(device)
         # where none stands, the last one before it, so that a block tells of its own
         self.index = torch.from_numpy(filled(rows[None])[0]).to(device)

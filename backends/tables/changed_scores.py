@@ -51,11 +51,10 @@ class ScoreChanges:
         return any(table.requires_grad for table in self.tables.values())
 
     def _hidden(self, piece: Piece, bias: Tensor | None) -> Tensor | None:
-        """The mask that is added, which hides rows that only fill up, too: what their scores become
-        may not be a number."""
+        """The mask that is added, which hides rows that only fill up, whose scores may be NaN."""
         if self.scores.everywhere or piece.q.missing is None:
             return bias
-        rows = self.heads.new_zeros(piece.q.count, 1, piece.q.height, 1, dtype=torch.float32)
+        rows = torch.zeros(piece.q.count, 1, piece.q.height, 1, device="cpu")
         rows.view(-1)[piece.q.missing] = LOWEST
         return rows if bias is None else torch.minimum(bias, rows)
 

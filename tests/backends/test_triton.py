@@ -54,9 +54,9 @@ def differing(call: Shards, other: str) -> list[str]:
         ("causal attend rfa(features = 12, gated = true, floor = 1)", 33, "grouped", "factored"),
         ("causal attend (self | columns(first(1))) + linear()", 33, "holes", "factored"),
         (
-            "heads 2 causal attend window(before = 9, after = 0) score 4 * tanh(s / 4)"
-            " score s + [0.5, -1, 2][min((q - k) // 3, 2)] * (1 + head)",
-            33,
+            "heads 2 causal attend window(before = 9, after = 0)"
+            " score s + [0.5, -1, 2, 1][(q - k) // 3] * (1 + head) score 4 * tanh(s / 4)",
+            70,
             "left",
             "tables",
         ),
