@@ -266,7 +266,7 @@ def test_the_population_has_every_pattern_and_mechanism() -> None:
 
 
 ELSEWHERE = {
-    **dict.fromkeys(GRAPH_HEADS, "analysis/test_mechanisms.py"),
+    **dict.fromkeys(GRAPH_HEADS, "analysis/test_sizes_of_mechanisms.py"),
     **dict.fromkeys(("choice", "scoring_flops"), "decided/test_figures_of_choices.py"),
     "order": "analysis/test_order.py: counts over n, growth derived by hand",
     "stable": "graphs/test_stable.py, and the verdicts",

@@ -58,7 +58,7 @@ def _predicate(pattern: str, given: Mapping[str, object], limited: bool = True) 
     definition = definitions().get(pattern)
     if definition is None:
         return None
-    values: dict[str, Scalar] = {"q": Symbol("q"), "k": Symbol("k")}
+    values: dict[str, Scalar] = {name: Symbol(name) for name in ("q", "k", "n")}
     least = _least(pattern)
     for parameter in definition.parameters:
         value = given.get(parameter.name)
