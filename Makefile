@@ -40,6 +40,8 @@ demo: $(INSTALLED)  ## compile an example, look at it, verify the emitted module
 	$(BIN)/attnspec check $(SPEC)
 	$(BIN)/attnspec show $(SPEC) $$($(BIN)/python -m attnspec.examples.demo $(SPEC))
 	$(BIN)/python -m attnspec.examples.demo $(SPEC) $(EMITTED)
+	@echo "next: change a copy of $(SPEC), then '$(BIN)/attnspec check' and '$(BIN)/attnspec compile' it;"
+	@echo "docs/index.md has the first steps"
 
 # types are checked by one process, from nothing for a minute: beside the tests, so that no core waits
 test: lint  ## lint, types, tests and the examples in the documentation
