@@ -100,11 +100,12 @@ def decided(
     heads_of = {each.leaf: each.heads for each in decisions}
     for each in decisions:
         given = each.given(q, k, replace(call, data=known, tables=tables(each)), keys)
-        near = [_near(head, each.heads, given.ratio) for head in given.heads]
-        nested = {leaf: _of(near, choices[leaf], heads_of[leaf]) for leaf in each.nested}
-        given = replace(given, data={**given.data, **nested})
+        if each.nested:
+            near = [_near(head, each.heads, given.ratio) for head in given.heads]
+            nested = {x: _for_heads(near, choices[x], heads_of[x]) for x in each.nested}
+            given = replace(given, data={**given.data, **nested})
         choice = DECIDERS[each.leaf.name](each.leaf, given)
-        choices[each.leaf] = _of(each.heads, choice, given.heads)
+        choices[each.leaf] = _for_heads(each.heads, choice, given.heads)
     return choices
 
 
@@ -121,12 +122,12 @@ def data_of(
     parts: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
     for each in decisions:
         if each.leaf in work.decided:
-            parts[each.leaf] = _of(heads, choices[each.leaf], each.heads)
+            parts[each.leaf] = _for_heads(heads, choices[each.leaf], each.heads)
     return parts
 
 
-def _of(heads: Sequence[int], choice: Choice, every: Heads) -> Choice:
-    """The part of some heads of a choice of every one of others."""
+def _for_heads(heads: Sequence[int], choice: Choice, every: Heads) -> Choice:
+    """The part for some heads of a choice that was made for all of `every`."""
     if tuple(heads) == every:
         return choice
     return part_of(choice, slice(None), torch.tensor([every.index(head) for head in heads]))

@@ -224,8 +224,7 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
 
 def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
     """The score of a pair of places with all changes."""
-    # FlexAttention itself masks the gradients of scores, and not those of what they read, nor those
-    # of places without a query in whole blocks
+    # FlexAttention masks gradients of scores, not those of what they read, nor any in whole blocks
     holds = mask_mod(kind, blocks) if kind.bounded else None
 
     def of_pair(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -235,8 +234,8 @@ def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod
         for name, tensors in zip(kind.names, changes, strict=True):
             values[name] = _read(name, tensors, *place)
         pairs = holds and holds(b, h, q, k)
-        found = changed(kind.changes, score.float(), values, pairs)
-        return found if pairs is None else torch.where(pairs, found, score)
+        scores = changed(kind.changes, score.float(), values, pairs)
+        return scores if pairs is None else torch.where(pairs, scores, score)
 
     return of_pair
 
