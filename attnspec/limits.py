@@ -112,7 +112,7 @@ class Limits:
 
     # how much at once
     piece: int = _limit(1 << 20, 256)  # numbers of the largest temporary of a kernel
-    product: int = _limit(1 << 19, 128)  # numbers of one product: what stays in the cache
+    product: int = _limit(1 << 20, 128)  # numbers of one product: what stays in the cache
     partials: int = _limit(1 << 23, 512)  # numbers of the partial results of a chunk
     queries_together: int = _limit(1 << 18, 64)  # numbers of queries of a part
     heads_together: int = _limit(1 << 22, 256)  # numbers of queries or keys that are put in order

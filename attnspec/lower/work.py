@@ -153,10 +153,10 @@ class Call:
     its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draws` are
     how often the layer was called in training, and how often new random features were asked for.
     `known` are the output and its log-sum-exps where they were found before, and derivatives alone
-    are asked for. A step with `in_place` may write over the state that it goes on from. `seed`,
-    int64 [1], is there where counters decide which weights are dropped
-    (`attnspec.backends.common.dropping`), and `line` the number of the call's first query head
-    among those of all samples.
+    are asked for; a call with derivatives puts into `kept` what these need again. A step with
+    `in_place` may write over the state that it goes on from. `seed`, int64 [1], is there where
+    counters decide which weights are dropped (`attnspec.backends.common.dropping`), and `line` the
+    number of the call's first query head among those of all samples.
     """
 
     padding: Tensor | None = None
@@ -165,6 +165,7 @@ class Call:
     data: Mapping[Any, Any] = field(default_factory=dict)
     draws: tuple[int, int] = (0, 0)
     known: tuple[Tensor, Tensor] | None = None
+    kept: dict[Any, Any] | None = None
     in_place: bool = False
     seed: Tensor | None = None
     line: int = 0
@@ -271,11 +272,6 @@ def differ_in_pairs_alone(works: Sequence[Work]) -> bool:
     return static and all(replace(work, relation=first.relation) == first for work in works)
 
 
-def runs_mechanisms(backend: Backend) -> bool:
-    """Whether a backend says that it is for mechanisms, by an attribute of this name."""
-    return bool(getattr(backend, "runs_mechanisms", False))
-
-
 def is_on_request(backend: Backend, device: str) -> bool:
     """Whether a backend runs on a type of device where it is asked for by name alone, which it says
     by the attribute `on_request`, their names."""
@@ -294,6 +290,6 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
         return (
             f"`score` reads `{read[0]}`, an input of a call" if read else "`score` changes scores"
         )
-    if work.mechanism is not None and not runs_mechanisms(backend):
+    if work.mechanism is not None and not getattr(backend, "runs_mechanisms", False):
         return f"it runs graphs, and `{work.mechanism.name}` is a mechanism"
     return backend.refuses(work, device)

@@ -175,6 +175,7 @@ class _Differentiable(Function):
 
     @staticmethod
     def forward(ctx, kernel, call, size, q, k, v, *tables):  # type: ignore[no-untyped-def]
+        call = replace(call, kept={})
         if call.known is None:
             out, lse = kernel.of_heads(q, k, v, call, kernel.scale_of(size))
         else:
@@ -265,6 +266,11 @@ def laid_out(x: Tensor, strides: tuple[int, ...]) -> Tensor:
 def grouped(x: Tensor, k: Tensor) -> Tensor:
     """What belongs to query heads, [B, H, n_q, …], by key head: [B, K, R, n_q, …]."""
     return torch.unflatten(x, 1, (k.shape[1], -1))
+
+
+def repeated(x: Tensor, heads: int) -> Tensor:
+    """Key heads [B, K, n, d] as [B, heads, n, d], each beside the query heads that read it."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def in_rows(x: Tensor) -> Tensor:

@@ -172,7 +172,9 @@ def part_of(value: Part, samples: slice, heads: Tensor | slice) -> Part:
 def look_up(table: Tensor, position: Tensor) -> Tensor:
     """table[b, h, position[b, h, ...]] of a table [B, H, n]: [B, H, ...]."""
     position = position.view(*(1,) * (4 - position.dim()), *position.shape)
-    found = table.take_along_dim(position.flatten(2), 2)
+    # without the check of signs that take_along_dim makes
+    lead = [max(x) for x in zip(table.shape[:2], position.shape[:2], strict=True)]
+    found = table.expand(*lead, -1).gather(2, position.flatten(2).expand(*lead, -1))
     return torch.unflatten(found, 2, position.shape[2:])
 
 
@@ -216,8 +218,10 @@ class CodeChoice(Choice):
             far = (torch.iinfo(kind).max + 1) // 2
             if most < far - 2:
                 break
+        alike = q.is_set_to(k)
         q, k = (torch.where(x < 0, none, x).to(kind) for x, none in ((q, -far), (k, 1 - far)))
-        orders = rising_places(q), rising_places(k)
+        order = rising_places(k)
+        orders = order if alike else rising_places(q), order
         return CodeChoice(q, k, orders, ways, named, look, **more)  # type: ignore[arg-type]
 
     @property

@@ -24,6 +24,7 @@ from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import DRAWS, Cache
+from attnspec.lower.work import Heads
 
 KEPT = 0.999
 """How much of a centroid stays in each call of training."""
@@ -52,9 +53,7 @@ class Points:
         return self.at.abs().amax(-1) == 0
 
 
-def drawn(
-    points: Points, count: int, leaf: Cluster, heads: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
+def drawn(points: Points, count: int, leaf: Cluster, heads: Heads) -> tuple[Tensor, Tensor]:
     """The first centroids [B, H, count, d], as many of the points, and bool [B, 1, count], which
     there are: fewer where there are fewer points. Number i of the draw is the i-th real point."""
     device, sizes = points.at.device, points.real.sum(-1)
@@ -101,7 +100,7 @@ def sums_of(vectors: Tensor, labels: Tensor, count: int) -> Tensor:
     return total.view(*labels.shape[:2], count, size)
 
 
-def kmeans(points: Points, count: int, leaf: Cluster, heads: tuple[int, ...]) -> Tensor:
+def kmeans(points: Points, count: int, leaf: Cluster, heads: Heads) -> Tensor:
     """The cluster of every point, int64 [B, H, N], -1 of none: centroids move to the directions of
     the sums of their clusters, and one without a sum stays."""
     centroids, exists = drawn(points, count, leaf, heads)

@@ -92,7 +92,7 @@ def decided(
     k: Tensor,
     call: Call,
     tables: Callable[[Decision], Mapping[str, Tensor]],
-    keys: int | None = None,
+    keys: int | None,
 ) -> dict[DataDependent, Choice]:
     """The choices of a layer, one for each decision."""
     known: dict[Any, Any] = {name: _with_heads(x) for name, x in call.data.items()}

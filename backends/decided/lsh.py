@@ -17,6 +17,7 @@ from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import DRAWS, Cache
+from attnspec.lower.work import Heads
 
 
 def codes_of(bucket: Tensor, real: Tensor, leaf: Lsh, n_k: int) -> tuple[Tensor, Tensor]:
@@ -131,9 +132,7 @@ def has_other(code: Tensor, leaf: Lsh) -> Tensor:
 _kept: Cache[tuple[object, ...], Tensor] = Cache(LIMITS.draws, DRAWS)
 
 
-def rotations(
-    leaf: Lsh, heads: tuple[int, ...], size: int, columns: int, device: torch.device
-) -> Tensor:
+def rotations(leaf: Lsh, heads: Heads, size: int, columns: int, device: torch.device) -> Tensor:
     """Gaussian numbers float32 [heads, rounds, columns, size]: place i of the vectors of round r is
     row r * size + i of the stream of its layer and head."""
 
@@ -148,7 +147,7 @@ def rotations(
     return _kept.get(wanted, lambda: apart(build))
 
 
-def buckets_of(leaf: Lsh, x: Tensor, heads: tuple[int, ...], count: int) -> Tensor:
+def buckets_of(leaf: Lsh, x: Tensor, heads: Heads, count: int) -> Tensor:
     """The bucket of every vector of x [B, H, n, d] in every round, int64 [B, H, rounds, n]; ties go
     to the lower bucket."""
     batch, _, n, size = x.shape

@@ -168,7 +168,7 @@ class Placed:
             most = int((lists >= 0).sum(2).max())
             lists = lists[..., :most]
             pairs = self.held(low, high, slots[..., :most])
-            pairs = (pairs & (lists >= 0)[..., None, None]).transpose(2, 3)
+            pairs = pairs & (lists >= 0)[:, :, None, :, None]
             keys = np.where((lists >= 0)[..., None], rows[lists.numpy()], -1)
             yield Batch(
                 self.q.rows(slice(low, high)),
@@ -178,11 +178,11 @@ class Placed:
 
     def held(self, low: int, high: int, slots: Tensor) -> Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
-        low <= t < high: bool, or what is added to the scores, [N, high - low, s, h, w]."""
+        low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
         slots = slots.view(self.batch, self.heads, high - low, -1)
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
-        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.n_k - self.n_q)
-        k = of_tiles(self.k.places, tiles)[..., None, :]
+        q = self.q.places[:, :, low:high, :, None, None].clamp(min=self.n_k - self.n_q)
+        k = of_tiles(self.k.places, tiles)[:, :, :, None]
         mask, k, bias = k >= 0, k.clamp(min=0), None
         for condition in self.conditions:
             pairs = condition(q, k)
@@ -192,9 +192,9 @@ class Placed:
                 bias = pairs if bias is None else bias + pairs
         if bias is not None:
             mask = torch.where(mask, bias, -math.inf)
-        size = high - low, slots.shape[3], self.repeat, self.q.size, self.k.size
-        mask = mask.unsqueeze(4).expand(self.batch, self.heads, *size)
-        return mask.flatten(4, 5).flatten(0, 1)
+        size = high - low, self.repeat, self.q.size, slots.shape[3], self.k.size
+        mask = mask.unsqueeze(3).expand(self.batch, self.heads, *size)
+        return mask.flatten(3, 4).flatten(0, 1)
 
 
 def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:

@@ -76,8 +76,7 @@ class Chooser:
             scores = scores.masked_fill(~some, -torch.inf)
         shared, forced = self._shared(scores), self._forced(part)
         if forced is not None:
-            heads = max(shared.shape[1], forced.shape[1])
-            shared, forced = (x.expand(-1, heads, -1, -1) for x in (shared, forced))
+            shared, forced = torch.broadcast_tensors(shared, forced)  # type: ignore[no-untyped-call]
         candidates = shared
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)

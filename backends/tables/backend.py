@@ -18,7 +18,7 @@ from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.orders import NATURAL
-from attnspec.layout.steps import READING, bands_of, natural_tables, reading_seconds, seconds_of
+from attnspec.layout.steps import READING, natural_tables, reading_seconds, seconds_of, work_bands
 from attnspec.layout.tiling import Survey, Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, work_amounts, work_seconds
@@ -128,7 +128,7 @@ class TablesBackend:
             return (f"natural order, tiles {size} x {size}",)
         if work.reads:
             return ("as the inputs of a call decide",)
-        return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
+        return tuple(str(band) for band in work_bands(work))
 
     def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.common.composed import ComposedTables
@@ -145,7 +145,7 @@ class TablesBackend:
         if work.decodes:
             return RowsKernel(work, heads, device)
         if not self.stepped(work, device.type):
-            tables = natural_tables(work.relation, work.n_q, work.n_k, self.natural(work)[1])
+            tables = natural_tables(work, self.natural(work)[1])
             return ComposedTables(work, heads, device, tables)
         if work.reads:
             return ReadingKernel(work, heads, device, dense_seconds(work))
@@ -190,7 +190,7 @@ def _natural_tiles(work: Work, tile: int) -> Survey:
 
 
 def _stepped_seconds(work: Work) -> float:
-    bands = bands_of(work.relation, work.n_q, work.n_k)
+    bands = work_bands(work)
     seconds = seconds_of(bands, work.copies)
     if work.changes.bends:
         # scores that are bent are computed one operation after the other

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from attnspec.backends.common.exact import repeated
 from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.scores import ScoreFunction, masked
@@ -64,7 +65,7 @@ class ScoreChanges:
         """What the scores of a piece [blocks, c, h, w] become under a mask that is added, with
         these tables."""
         placed, heads = self._of(piece)
-        scores = q @ _for_each(k, q).mT
+        scores = q @ repeated(k, q.shape[1]).mT
         left, bias = None, self._hidden(piece, bias)
         if bias is not None and not self.scores.everywhere:
             left = (bias >= 0).expand_as(scores).transpose(0, 1)
@@ -88,7 +89,7 @@ class ScoreChanges:
         scores = self._changed(piece, q * scale, k, bias, self.tables)
         weights, total, lse = shares(scores, None, "softmax")
         # a softmax has them
-        return (weights @ _for_each(v, q)) / total, cast(Tensor, lse)
+        return (weights @ repeated(v, q.shape[1])) / total, cast(Tensor, lse)
 
     def backward(
         self, piece: Piece, rows: Sequence[Tensor], bias: Tensor | None, scale: float
@@ -103,7 +104,7 @@ class ScoreChanges:
             scores = self._changed(piece, leaves[0] * scale, leaves[1], bias, tables)
         with torch.no_grad():
             weights = torch.exp(scores - sums[..., None])
-            of_weights = grad @ _for_each(v, q).mT - (grad * out).sum(-1, keepdim=True)
+            of_weights = grad @ repeated(v, q.shape[1]).mT - (grad * out).sum(-1, keepdim=True)
             asked = [*leaves, *tables.values()]
             of_q, of_k, *shares = torch.autograd.grad(scores, asked, weights * of_weights)
             of_v = weights.mT @ grad
@@ -121,8 +122,3 @@ def changes_of(work: Work, heads: Heads) -> Callable[..., ScoreChanges] | None:
     function = ScoreFunction(work.changes, heads, work.length, torch.device("cpu"))
     positions = [torch.from_numpy(at) for at in work.positions]
     return partial(ScoreChanges, work.changes, function, positions)
-
-
-def _for_each(x: Tensor, q: Tensor) -> Tensor:
-    """Keys of heads that queries share, once for each of these."""
-    return x if x.shape[:-2] == q.shape[:-2] else x.repeat_interleave(len(q[0]) // len(x[0]), 1)

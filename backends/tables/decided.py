@@ -28,7 +28,7 @@ from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Walked, WalkingKernel
 from attnspec.backends.tables.changed_scores import Learned, changes_of
 from attnspec.backends.tables.kernel import SteppedKernel
-from attnspec.backends.tables.listed import listed_steps
+from attnspec.backends.tables.listed import ListedStep, listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.token_sets import inputs_in
@@ -154,16 +154,33 @@ class DecidedTables(WalkingKernel):
                 total += share
         return into, tables
 
+    def _steps(self, part: Part, size: int, factors: list[Tensor] | None) -> Iterator[ListedStep]:
+        """The steps of a part; a call that trains keeps them where their masks take no more bytes
+        than queries, keys, values and outputs do."""
+        kept, key, steps = part.call.kept, str(part.queries), []
+        if kept and key in kept and factors is None:
+            yield from kept[key]
+            return
+        room = 0 if kept is None else 16 * size * math.prod(part.sizes)
+        layouts = part.tables(self.parts.products)
+        for step in listed_steps(layouts, self.rest is not None, size, factors):
+            room -= step.nbytes
+            if room > 0:
+                step.keeps = True
+                steps.append(step)
+            yield step
+        if kept is not None and room > 0:
+            kept[key] = steps
+
     def _parts(self, q: Tensor, call: Call, grads: Learned) -> Iterator[Walked]:
         learned = {name: table for name, table in call.tables.items() if name != WEIGHT}
-        of_weight, beside = grads.get(WEIGHT), self.rest is not None
+        of_weight = grads.get(WEIGHT)
         for part in self.parts_of(q, call):
             factors: list[Tensor] | None = None if of_weight is None else []
             heads = torch.arange(part.shape[1] * part.shape[2], device="cpu")[part.query_heads]
             scores = self.changes and self.changes(heads, learned, grads)
             of_q, of_k = (None, *part.queries), (None, part.samples, part.heads)
-            layouts = part.tables(self.parts.products)
-            steps = listed_steps(layouts, beside, q.shape[-1], factors)
+            steps = self._steps(part, q.shape[-1], factors)
             yield of_q, of_k, steps, None, scores
             if of_weight is not None:
                 choice = part.data[self.work.decided[0]]

@@ -20,7 +20,7 @@ from attnspec.backends.common.merging import LOWEST, wide_type
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Step, Walked, WalkingKernel
 from attnspec.backends.tables.changed_scores import Learned, changes_of
-from attnspec.layout.steps import bands_of, stepped_tables
+from attnspec.layout.steps import stepped_tables, work_bands
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Heads, Work
@@ -65,17 +65,14 @@ class SteppedKernel(WalkingKernel, ByTables):
         batch, heads, ratio, *rows = q.shape
         n_k = self.work.n_k
         each = max(1, ratio * max(n_k, rows[0]) * rows[1])
+        every = torch.arange(heads * ratio, device="cpu").view(heads, ratio).expand(q.shape[:3])
         for samples, real in samples_of(batch, call.padding):
-            padding = None
-            if real is not None:
-                padding = added_by(real, wide_type(q), LOWEST)
+            padding = None if real is None else added_by(real, wide_type(q), LOWEST)
             for some in some_together(samples, heads, LIMITS.heads_together // each):
-                count, (low, high) = some[0].stop - some[0].start, (some[1].start, some[1].stop)
-                its = torch.arange(low * ratio, high * ratio, device="cpu").repeat(count)
-                scores = self.changes and self.changes(its, call.tables, grads)
+                scores = self.changes and self.changes(every[some].flatten(), call.tables, grads)
                 yield some, some, self.steps, padding, scores
 
 
 def tables_of_work(work: Work) -> Tables:
     """The tables of a work of static pairs, in the steps that cost least."""
-    return stepped_tables(bands_of(work.relation, work.n_q, work.n_k))
+    return stepped_tables(work_bands(work))

@@ -8,7 +8,6 @@ one product; each row's results are merged in one sum.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -20,6 +19,7 @@ from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.decided.tables import Placed
 from attnspec.backends.tables.blocks import (
     AS_THEY_LIE,
+    LOG2E,
     Blocks,
     Order,
     Piece,
@@ -28,10 +28,6 @@ from attnspec.backends.tables.blocks import (
     scratch,
 )
 from attnspec.limits import LIMITS
-
-LOG2E = math.log2(math.e)
-"""The score 1 in units of ln 2, in which products count scores: powers of two take a third of the
-time of those of e."""
 
 LEVELS = 8
 """Levels of an octave: key tiles whose numbers of entries are on one are computed together, with as
@@ -59,7 +55,8 @@ def listed_steps(
         columns.append(np.full(placed.batch * placed.heads * placed.repeat * placed.n_q, total))
         for low in range(0, tiles, step):
             part = slice(low, min(low + step, tiles))
-            listed = ListedStep(placed, part, order, tall, merges or number > 0, factors)
+            again = merges or (number > 0 and not total)
+            listed = ListedStep(placed, part, order, tall, again, factors)
             if total:
                 own = listed.own.ravel()
                 # tiles that read nothing have no results
@@ -109,6 +106,8 @@ class ListedStep(Step):
         if factors is not None:
             factors.append(torch.zeros(lists.shape, dtype=torch.float64, device="cpu"))
             self.weigh = partial(_weigh, factors[-1].view(-1))
+        self.nbytes, self.keeps = 0, False
+        self.cut: Sequence[ListedPiece] = ()
         self.width = lists.shape[2]
         self.tiles = lists.flatten().numpy()
         self.own = rows = placed.q.rows(part)
@@ -127,9 +126,12 @@ class ListedStep(Step):
         if self.has_mask.any():
             most = int(masked.sum(1).max())
             slots = torch.sort((~masked).to(torch.int8), dim=1, stable=True)[1][:, :most]
-            # the masks [entries, h, w] of as many entries of each query tile
-            slots = slots.view(len(lists), -1, most)
-            self.masks = placed.held(part.start, part.stop, slots).flatten(0, 2)
+            # as many for each query tile: [T, h, most, w] of tall ones, else [T most, h, w]
+            masks = placed.held(part.start, part.stop, slots).flatten(0, 1)
+            masks = masks if tall else masks.transpose(1, 2).flatten(0, 1)
+            # 0 for a pair and -1 for none
+            self.masks = masks.view(torch.int8).sub(1) if masks.dtype == torch.bool else masks
+            self.nbytes = self.masks.nbytes
             first = torch.arange(len(there), device="cpu")[:, None] * most
             self.place = (first + masked.cumsum(1) - 1).flatten()
         self.q_order: Order = AS_THEY_LIE
@@ -177,7 +179,12 @@ class ListedStep(Step):
             first += some.size
         return groups, places.reshape(-1, self.width)
 
-    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[ListedPiece]:
+    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterable[ListedPiece]:
+        if self.keeps and not self.cut:
+            self.cut = list(self._pieces_of(size))
+        return self.cut or self._pieces_of(size)
+
+    def _pieces_of(self, size: int) -> Iterator[ListedPiece]:
         """The pieces of all groups, of so many scores as stay in the cache."""
         for entries, first in self.groups:
             count, many = entries.shape
@@ -216,25 +223,22 @@ class ListedPiece(Piece):
         step, (count, many) = self.step, self.entries.shape
         if not step.has_mask[self.entries[0, 0]]:
             return None
-        # any mask for rows that fill up
-        places = step.place[torch.from_numpy(self.entries).clamp(min=0).flatten()].clamp_(min=0)
-        first, last = int(places[0]), int(places[-1])
-        if step.tall and last - first == len(places) - 1:
-            mask = step.masks[first : last + 1]
+        first = self.entries[:, 0] // step.width
+        if not step.tall:
+            # any mask for rows that fill up
+            places = step.place[torch.from_numpy(self.entries).clamp(min=0).flatten()]
+            mask = step.masks.index_select(0, places.clamp_(min=0))
+        elif first[-1] - first[0] == count - 1:
+            mask = step.masks[first[0] : first[-1] + 1, :, :many]
         else:
-            mask = step.masks.index_select(0, places)
-        mask = mask.view(count, many, *mask.shape[1:])
+            mask = step.masks[torch.from_numpy(first), :, :many]
         into = scratch("masks of scores", (count, 1, self.q.height, self.k.height), kind)
-        # bits as those of integers: to choose number by number takes up to ten times as long
-        bits = mask.dtype == torch.bool
-        whole = into.view(torch.int32 if kind == torch.float32 else torch.int64) if bits else into
-        entries = whole.view(mask.shape)
-        if step.tall:
-            # the keys of a tile stand side by side
-            entries = whole.view(count, -1, many, mask.shape[3]).transpose(1, 2)
-        entries.copy_(mask.view(torch.int8).sub(1) if bits else mask)
-        if not bits:
+        if mask.dtype != torch.int8:
+            into.view(mask.shape).copy_(mask)
             return into.clamp_(min=LOWEST)
+        # bits as those of integers: to choose number by number takes up to ten times as long
+        whole = into.view(torch.int32 if kind == torch.float32 else torch.int64)
+        whole.view(mask.shape).copy_(mask)
         whole.bitwise_and_(torch.full((), LOWEST, dtype=kind, device="cpu").view(whole.dtype))
         return into
 
@@ -259,21 +263,26 @@ def _forward(
 ) -> Partial:
     """The output [b, 1, h, e] and log-sum-exps [b, 1, h] of blocks' queries, keys and values, which
     the flash kernel computes, too; `bias` is written over. They are views of `room` [..., h, e]
-    and [..., h], where there is some."""
+    and [..., h], where there is some, or [b, 2, h]: then as `Repeated` takes them."""
     q, k, v = (x[:, 0] for x in parts)
     weights = _scores(q, k, bias, scale)
-    shape = q.shape[:2]
+    blocks, height = q.shape[:2]
     if room is None:
         room = (
-            scratch("output of products", (*shape, v.shape[2]), v.dtype),
-            scratch("sums of products", shape, v.dtype),
+            scratch("output of products", (blocks, height, v.shape[2]), v.dtype),
+            scratch("sums of products", (blocks, 1, height), v.dtype),
         )
-    out, lse = room[0].view(*shape, -1), room[1].view(shape)
-    top = weights.amax(-1, keepdim=True)
-    total = weights.sub_(top).exp2_().sum(-1, keepdim=True)
-    torch.bmm(weights, v, out=out).mul_(total.reciprocal())
-    torch.add(top[..., 0], total[..., 0].log2_(), out=lse).mul_(1 / LOG2E)
-    return out[:, None], lse[:, None]
+    out = room[0].view(blocks, height, -1)
+    sums = room[1].transpose(0, 1).view(-1, blocks, height, 1)
+    raw = len(sums) == 2
+    top = torch.amax(weights, -1, keepdim=True, out=sums[0])
+    weights.sub_(top).exp2_()
+    total = torch.sum(weights, -1, keepdim=True, out=sums[1] if raw else None)
+    torch.bmm(weights, v, out=out)
+    if not raw:
+        out.mul_(total.reciprocal())
+        top.add_(total.log2_()).mul_(1 / LOG2E)
+    return out[:, None], room[1]
 
 
 def _backward(
@@ -297,7 +306,7 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     if bias is None:
         into = scratch("scores", (*q.shape[:2], k.shape[1]), q.dtype)
         return _scaled(q, k.mT, scale * LOG2E, into)
-    return bias[:, 0].mul_(LOG2E).baddbmm_(q, k.mT, alpha=scale * LOG2E)
+    return bias[:, 0].baddbmm_(q, k.mT, beta=LOG2E, alpha=scale * LOG2E)
 
 
 def _scaled(x: Tensor, y: Tensor, scale: float, into: Tensor) -> Tensor:

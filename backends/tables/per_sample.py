@@ -7,32 +7,34 @@ it would cost more, the dense definition computes the call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnspec.backends.common.masks import of_sample
-from attnspec.backends.common.merging import Outputs
+from attnspec.backends.common.merging import Outputs, joined
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.tables.kernel import SteppedKernel
-from attnspec.layout.steps import bands_of, seconds_of
+from attnspec.layout.steps import seconds_of, work_bands
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Heads, Kernel, Mergeable, Work
+from attnspec.lower.work import Call, Heads, Kernel, Work
 
 
 class ReadingKernel:
     """Computes every sample of a call by the graph that its inputs make: in tables, or by the
     definition where that takes less than the tables do, of which the estimate is `dense_seconds`,
-    None where it is not asked for."""
+    infinity where it is not asked for."""
 
     reuses: tuple[str, ...] = ("cpu",)  # as the kernels of samples do
 
     def __init__(
-        self, work: Work, heads: Heads, device: torch.device, dense_seconds: float | None = None
+        self, work: Work, heads: Heads, device: torch.device, dense_seconds: float = math.inf
     ) -> None:
         self.work, self.heads, self.device = work, heads, device
         self.dense_seconds = dense_seconds
@@ -40,11 +42,8 @@ class ReadingKernel:
 
     def known(self, work: Work) -> Kernel | None:
         """What runs the work with inputs in place; None for the definition."""
-        if self.dense_seconds is not None:
-            bands = bands_of(work.relation, work.n_q, work.n_k)
-            seconds = seconds_of(bands, work.copies)
-            if seconds > self.dense_seconds:
-                return None
+        if seconds_of(work_bands(work), work.copies) > self.dense_seconds:
+            return None
         return SteppedKernel(work, self.heads, self.device)
 
     def unknown(self) -> Kernel:
@@ -60,22 +59,17 @@ class ReadingKernel:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         outs = [kernel(*parts, one) for kernel, parts, one in self._samples(q, k, v, call)]
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        return joined(outs, 0)
 
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and its log-sum-exps [B, H, n_q]; None where a kernel has none."""
-        partials = [
-            kernel.partial(*parts, one) if isinstance(kernel, Mergeable) else (q, None)
-            for kernel, parts, one in self._samples(q, k, v, call)
-        ]
-        sums = [lse for _, lse in partials if lse is not None]
-        if len(sums) < len(partials):
-            return q, None
-        return torch.cat([out for out, _ in partials]), torch.cat(sums)
+        each = self._samples(q, k, v, call)
+        outs, sums = zip(*(kernel.partial(*parts, one) for kernel, parts, one in each), strict=True)
+        return joined(outs, 0), None if sums[0] is None else joined(sums, 0)
 
     def _samples(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call
-    ) -> list[tuple[Kernel, tuple[Tensor, Tensor, Tensor], Call]]:
+    ) -> list[tuple[Any, tuple[Tensor, Tensor, Tensor], Call]]:
         """What runs which part of a call: sample by sample, or everything at once."""
         watched = is_transformed() or call.dropout_p
         each = [] if watched else list(self.samples(call, len(q), q.shape[1]))

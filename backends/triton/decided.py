@@ -95,7 +95,7 @@ def placed_step(placed: Placed) -> Step:
         last = min(first + step, rows)
         # heads of a group hold the same pairs
         mask = placed.held(first, last, slots[:, first:last])
-        bits[:, first:last] = packed(mask[:, :, :, :height])
+        bits[:, first:last] = packed(mask[:, :, :height].transpose(2, 3))
     base = torch.arange(count * rows, device=masked.device).view(count, rows, 1) * max(1, most)
     numbers = (masked.cumsum(2) - 1).clamp(min=0) + base
     some, full = (lists >= 0).flatten(1), (~masked).flatten(1)
