@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnspec.backends.common.merging import Outputs
+from attnspec.backends.common.merging import Outputs, joined
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import apart, is_batched, is_transformed
@@ -97,10 +97,19 @@ class Prepared:
     layer: int = 0
     start: int = 0
 
+    def cut(self, whole: Parts) -> list[Parts]:
+        """The parts of each group; in one step where these follow one another: the gradients of
+        single slices are added up in as many tensors of all heads."""
+        q, k, _ = whole
+        if self.order is not None or q.shape[1] != k.shape[1]:
+            return [group.parts(*whole) for group in self.groups]
+        sizes = [len(group.heads) for group in self.groups]
+        cut = (x.split(sizes, 1) for x in whole)  # type: ignore[no-untyped-call]
+        return list(zip(*cut, strict=True))
+
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The outputs of the groups, [B, H, …], in the order of the heads."""
-        whole = parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
-        return selected(whole, 1, self.order)
+        return selected(joined(parts, 1), 1, self.order)
 
 
 def selection(chosen: Sequence[int], count: int, device: torch.device) -> Selection:
@@ -137,15 +146,15 @@ class Engine:
         check_backend(self.backend)
         self.program = program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder, self.parts = _binder(program), learned_parts(program)
-        biases = ((x, name) for (_, x), name in bias_tables(program).items())
+        biases = bias_tables(program).items()
         # tables of `score bias` start at zero, so that no position is preferred
-        self.own = {name: Part(name, (buckets_of(x),)) for x, name in biases}
+        self.own = {name: Part(name, (buckets_of(x),)) for (_, x), name in biases}
         self.own |= {name: part for (_, part), name in self.parts.items()}
         self.pairs, self.decided_leaves = pair_inputs(program), decided_leaves(program)
         self.learned = (*self.own, *self.pairs)
         self.computed: dict[Any, Sequence[str]] = {}
-        for attend in program.attends:
-            self.computed |= {} if attend.graph is None else computed(attend.graph)
+        for graph in program.graphs:
+            self.computed |= computed(graph)
         self._exact: Remembered[None] = Remembered()
         self.prepared: Cache[object, Prepared] = Cache(LIMITS.layouts)
         # the same by layer and by all that checks of q, k and v go by; layers share what they can
@@ -182,12 +191,15 @@ class Engine:
             choices = self.decided(prepared.decisions, prepared.layer, *laid, k.shape[2])
         outs: list[Tensor] = []
         sums: list[Any] = []
-        for group in prepared.groups:
+        plain, cut, first = [parts], [laid[0]], prepared.groups[0]
+        if first.queries is not None or first.keys is not None:
+            plain = prepared.cut(parts)
+            cut = plain if laid[0] is parts else prepared.cut(laid[0])
+        for number, group in enumerate(prepared.groups):
             # a mechanism takes two sequences as they are
-            rows, mine = laid if group.work.mechanism is None else (parts, call)
+            whole = group.work.mechanism is not None
+            rows, mine = (plain[number], call) if whole else (cut[number], laid[1])
             kernel: Any = group.kernel
-            if group.queries is not None or group.keys is not None:
-                rows = group.parts(*rows)
             if mine.tables or mine.known is not None or choices:
                 known: Any = mine.known if _reuses(kernel, q) else None
                 mine = replace(
@@ -254,18 +266,18 @@ class Engine:
             )
 
         def tables(each: Decision) -> dict[str, Tensor]:
-            parts = each.leaf.learned if self.parts else ()
-            names = ((x.name, self.parts[each.leaf.name, x]) for x in parts)
             heads = torch.tensor(each.heads, device=q.device)
-            return {x: rows_of(call.tables[y], layer, heads) for x, y in names}
+            return {
+                part.name: rows_of(call.tables[self.parts[each.leaf.name, part]], layer, heads)
+                for part in each.leaf.learned
+            }
 
         count = keys if self.program.cross else None
         return decided(decisions, q, k, call, tables, count)
 
     def tables(self, group: Group, layer: int, learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a group's heads have learned, in float32 at least: its gradients are long sums."""
-        rows = ((x, rows_of(learned[name], layer, group.queries)) for x, name in group.tables)
-        return {x: widened(y) for x, y in rows}
+        return {x: widened(rows_of(learned[y], layer, group.queries)) for x, y in group.tables}
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
@@ -329,7 +341,7 @@ class Engine:
                 # this costs less than a thread that is apart, and nothing of it outlives the call
                 prepared, call = build(), None
             else:
-                whole = *key, key_heads, str(q.device)
+                whole = *key, key_heads, q.device
                 prepared = self.prepared.get(whole, lambda: apart(build))
         prepared = replace(prepared, layer=layer, start=query_start)
         return prepared if call is None else self.calls.get(call, lambda: prepared)
@@ -374,7 +386,7 @@ def engine_of(text: str) -> Engine:
 
 def require_log_sum_exps(program: Program, layer: int) -> None:
     """Raises ValueError where what a head of the layer divides by has no logarithm."""
-    if any(_without_logarithm(program.attends[slot]) for slot in program.row(layer)):
+    if any(map(_without_logarithm, program.attends_of(layer))):
         raise no_log_sum_exps(program)
 
 
