@@ -388,8 +388,7 @@ class Spec:
     def _decided(
         self, n: int, inputs: Sample | None, tensors: tuple[npt.ArrayLike, npt.ArrayLike] | None
     ) -> Mapping[tuple[int, int], Relation] | None:
-        """The pairs that tensors, or inputs alone, decide at n positions; None where they decide
-        none."""
+        """The pairs that tensors, or inputs alone, decide at n positions; None where none do."""
         if tensors is None and not (inputs and self.stack(inputs).unknown):
             return None
         from attnspec.compile.decided import decided_pairs

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 from itertools import product
@@ -36,7 +36,6 @@ from attnspec.lower.work import (
     Work,
     is_on_request,
     refusal_of,
-    runs_mechanisms,
 )
 from attnspec.text.diagnostics import ranges, time_text
 
@@ -53,6 +52,9 @@ REFUSES = "the backend '{}' refuses: {}; `backend='auto'` chooses among the othe
 
 MOST_GROUPS = 8
 """The most groups of heads that a plan prints one by one."""
+
+OWN = tuple(each.name for each in BACKENDS if not is_on_request(each, "cpu"))
+"""The backends of this package that choose themselves on the CPU."""
 
 TABLES = next(each for each in BACKENDS if isinstance(each, TablesBackend))
 """What decodes, where no backend is named: nothing reads fewer keys."""
@@ -78,7 +80,7 @@ class Step:
     layers: tuple[int, ...]
     heads: Heads | None
     candidates: tuple[Candidate, ...]
-    lines: tuple[str, ...] = ()
+    lines: tuple[str, ...]
 
     @property
     def chosen(self) -> Backend:
@@ -108,10 +110,10 @@ class Plan:
     n: int
     device: str
     steps: tuple[Step, ...]
-    shape: Shape = ONE
-    m: int | None = None
-    rates: str = field(default_factory=lambda: origin("cpu"))
-    training: bool = False
+    shape: Shape
+    m: int | None
+    rates: str
+    training: bool
 
     @property
     def is_estimated(self) -> bool:
@@ -261,10 +263,10 @@ def _where(steps: Sequence[Step]) -> tuple[str, str]:
 def plan(
     program: Program,
     n: int,
-    device: str = "cpu",
-    backend: str = AUTO,
-    shape: Shape = ONE,
-    passes: Callable[[Work, str], float] | None = None,
+    device: str,
+    backend: str,
+    shape: Shape,
+    passes: Callable[[Work, str], float] | None,
 ) -> Plan:
     """The backends of all layers and heads at n positions, by estimates for a shape; with
     `passes` of training, which takes so many times the forward of a work in a backend of a name.
@@ -279,7 +281,8 @@ def plan(
     if n > LIMITS.planned:
         raise TooMuch(f"plans are made up to n = {LIMITS.planned:,}, got {n:,}")
     kind = device.partition(":")[0]
-    empty = not n if program.crossing is None else program.crossing.empty
+    sides = program.crossing
+    empty = not n if sides is None else sides.empty
     if n == 0:
         # nothing runs, but a grid has its own length
         extents_of(program, n)
@@ -299,7 +302,6 @@ def plan(
         every = program.heads is None and len(mine) == heads
         lines = ranked[0].backend.steps(work)
         steps.append(Step(tuple(layers), None if every else mine, ranked, lines))
-    sides = program.crossing
     m, n = (None, n) if sides is None else (sides.queries, sides.keys)
     training = passes is not None
     return Plan(program.name, n, kind, tuple(steps), shape, m, origin(kind), training)
@@ -345,7 +347,8 @@ def candidates(
     if chosen.refusal is not None:
         if backend != AUTO:
             raise BackendError(REFUSES.format(backend, chosen.refusal))
-        some = (x for x in listed if work.mechanism is None or runs_mechanisms(x.backend))
+        graph = work.mechanism is None
+        some = (x for x in listed if graph or getattr(x.backend, "runs_mechanisms", False))
         able = (f"`{x.backend.name}` refuses: {x.refusal}" for x in some if x.refusal != ON_REQUEST)
         raise BackendError(f"no backend runs this; {'; '.join(able)}")
     return tuple(listed)
@@ -389,7 +392,7 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
     all lengths that the program has, or where no backend runs a mechanism; unknown backends as
     well."""
     if name == AUTO:
-        if not any(attend.mechanism for attend in program.attends):
+        if not program.mechanisms:
             return
         devices = DEVICES[:1]
     check_backend(name)

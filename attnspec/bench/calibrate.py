@@ -204,7 +204,7 @@ def _on_cpu() -> Iterator[Trial]:
     for text, n in TILED:
         work = _work(text, n)
         for tile in (each for each in TILES if each < n):
-            tables = natural_tables(work.relation, n, n, tile)
+            tables = natural_tables(work, tile)
             kernel = ComposedTables(work, _HEADS, CPU, tables)
             yield _trial(f"tiles of {tile}", text, work, tiles.amounts(work, tile), kernel)
     for n, *steps in STEPPED:

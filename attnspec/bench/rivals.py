@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnspec.backends import BACKENDS
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.planner import AUTO, backend_of, choose
+from attnspec.backends.planner import AUTO, OWN, backend_of, choose
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
 from attnspec.lower.lower import Binder
-from attnspec.lower.work import Backend, BackendError, is_on_request
+from attnspec.lower.work import Backend, BackendError
 from attnspec.runtime.module import CompiledAttention
 from attnspec.spec import Spec
 from attnspec.verification.samples import sample_inputs
@@ -34,9 +33,7 @@ Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 OURS, SDPA, MASK, FLEX = "ours", "sdpa", "mask", "flex"
 
-_OWN = [backend.name for backend in BACKENDS if not is_on_request(backend, "cpu")]
-
-RIVALS = (SDPA, MASK, FLEX, *_OWN)
+RIVALS = (SDPA, MASK, FLEX, *OWN)
 """Dense attention without a mask, with the spec's mask, FlexAttention, and our backends."""
 
 COUNTED = 1 << 30
@@ -189,9 +186,7 @@ def rival(problem: Problem, name: str) -> Attention:
         return functional.scaled_dot_product_attention
     if name == MASK:
         return _masked(problem)
-    if name == FLEX:
-        return _flex(problem)
-    return ours(problem, name)
+    return _flex(problem) if name == FLEX else ours(problem, name)
 
 
 def _masked(problem: Problem) -> Attention:

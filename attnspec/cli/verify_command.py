@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnspec.backends import BACKENDS
-from attnspec.backends.planner import AUTO
+from attnspec.backends.planner import AUTO, OWN
 from attnspec.backends.plugins import installed_names
 from attnspec.cli import console, options
 from attnspec.cli.failures import WRONG_SPEC, fitting
@@ -26,7 +25,6 @@ from attnspec.graphs.stack import Stack, blamed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import from_data
 from attnspec.lower.lower import require_built
-from attnspec.lower.work import is_on_request
 from attnspec.spec import parse
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -111,10 +109,7 @@ def command(
 
     if 0 in (n, queries):
         raise click.UsageError(f"there is nothing to verify at {'m' if n else 'n'} = 0")
-    names = [backend]
-    if backend == EVERY:
-        backends = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
-        names = [*backends, *installed_names()]
+    names = [*OWN, *installed_names()] if backend == EVERY else [backend]
     with fitting(), blamed(Stack(program), n):
         verification = verify(program, n, names, module=module, m=queries)
     console.answer(as_json, verification.to_dict(), str(verification))

@@ -13,7 +13,7 @@ from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.counting.figures import degree, density
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.backends import BACKENDS
-from attnspec.backends.planner import AUTO, DEVICES, require_willing
+from attnspec.backends.planner import AUTO, DEVICES, OWN, require_willing
 from attnspec.backends.plugins import owner_of
 from attnspec.check.lints import ahead_of
 from attnspec.compile.emit import class_name, emit
@@ -24,7 +24,7 @@ from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import device_of
 from attnspec.lower.mechanism_sizes import longest_of
-from attnspec.lower.work import BackendError, is_on_request
+from attnspec.lower.work import BackendError
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 from attnspec.verification.alone import Alone, beyond, mask_alone
@@ -44,10 +44,6 @@ VERIFIED = 65
 TILED = 193
 """The length at which the pairs of every module are verified, too: bands have several tiles there,
 and none of the usual sizes divides it."""
-
-OWN = tuple(backend.name for backend in BACKENDS if not is_on_request(backend, "cpu"))
-"""The backends of this package that choose themselves on the CPU, with which every module of a spec
-is verified."""
 
 WHOLE = 257
 """A spec that has one length only is verified in full up to this length, else by its
@@ -98,15 +94,16 @@ def compile_program(
     return module if place is None else module.to(place)
 
 
-def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "auto") -> str:
+def emit_spec(spec: Elaborated, *, standalone: bool, backend: str) -> str:
     """The text of a spec's module, verified at two small lengths before it is returned.
 
     Raises BackendError for a backend that refuses the spec at every length, or is asked for in a
     module that stands alone; StandaloneError for a spec that no such module says.
     """
+    program = spec.program
     if not standalone:
-        require_willing(spec.program, backend)
-        return emit(spec, [*_figures(spec), _verified(spec, backend)], backend)
+        require_willing(program, backend)
+        return emit(spec, [*_figures(program), _verified(program, backend)], backend)
     if backend != AUTO:
         raise BackendError(
             f"a standalone module has no backends, got {backend!r}: leave out --backend, or"
@@ -115,15 +112,15 @@ def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "aut
     # what its parts are written with loads all of torch.compile
     from attnspec.compile.standalone import standalone_module
 
-    body = standalone_module(spec.program, class_name(spec.program.name))
-    return emit(spec, [*_figures(spec), _verified_alone(spec, body)], backend, body)
+    body = standalone_module(program, class_name(program.name))
+    return emit(spec, [*_figures(program), _verified_alone(program, body)], backend, body)
 
 
-def _verified_alone(spec: Elaborated, body: str) -> str:
+def _verified_alone(program: Program, body: str) -> str:
     """Verify the text of a module that stands alone, by running it."""
     space: dict[str, Any] = {"__name__": "standalone"}
     exec(compile(body, "standalone", "exec", dont_inherit=True), space)
-    program, n, lines = spec.program, _small(spec.program), list[str]()
+    n, lines = _small(program), list[str]()
     if n <= LONGEST:
         try:
             found = verify(program, n, module=Alone(program, space[class_name(program.name)]))
@@ -150,9 +147,9 @@ def _small(program: Program) -> int:
     return min(VERIFIED, longest_of(program) or VERIFIED) if fixed is None else fixed
 
 
-def _figures(spec: Elaborated) -> list[str]:
+def _figures(program: Program) -> list[str]:
     """What the graph costs at one length, in a line, where it is known before run time."""
-    stack = Stack(spec.program)
+    stack = Stack(program)
     if stack.unknown:
         return [f"How many pairs it has is not said here: {stack.unknown}."]
     return [
@@ -162,10 +159,10 @@ def _figures(spec: Elaborated) -> list[str]:
     ]
 
 
-def _verified(spec: Elaborated, backend: str) -> str:
+def _verified(program: Program, backend: str) -> str:
     """Verify the module at small lengths, one of a long length by its pairs and as many values as
     is quick; a fault is a defect of the compiler."""
-    program, n, lines = spec.program, _small(spec.program), list[str]()
+    n, lines = _small(program), list[str]()
     # at a small length the cheapest is the definition itself, so every backend is tried
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)

@@ -83,7 +83,7 @@ def sample_pairs(program: Program, n: int, layers: Iterable[int], inputs: Sample
     the same every time, and for random inputs where choices, scores or buckets are not given; none
     where inputs say all that is decided."""
     heads = program.head_count
-    chosen = [program.attend(layer, head) for layer in layers for head in range(heads)]
+    chosen = [attend for layer in layers for attend in program.attends_of(layer)]
     later = Stack(program, inputs).decides_later
     if not n or not any(later(leaf) for attend in chosen for leaf in attend.leaves):
         return {}

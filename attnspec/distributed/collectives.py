@@ -53,13 +53,13 @@ class Mesh:
         if done is False:
             raise LostRank(f"rank {self.rank} of {self.ranks} got no answer in {self.limit:g} s")
 
-    def swap(self, flat: Tensor, sent: Sequence[int], got: Sequence[int]) -> tuple[Tensor, Any]:
+    def swap(self, flat: Tensor, sent: list[int], got: list[int]) -> tuple[Tensor, Any]:
         """Start to send `sent[r]` numbers of a flat tensor to each rank r and to get `got[r]`:
         these, once the work beside them is finished."""
         out = flat.new_empty(sum(got))
         try:
             work = dist.all_to_all_single(
-                out, flat.contiguous(), list(got), list(sent), group=self.group, async_op=True
+                out, flat.contiguous(), got, sent, group=self.group, async_op=True
             )
         except RuntimeError as error:
             raise LostRank(f"rank {self.rank} cannot reach the others: {error}") from None

@@ -300,7 +300,7 @@ class ParallelAttention(torch.nn.Module):
             self._last = Tensors(*sizes)
             plan = self.plan(n, layer=layer, tensors=self._last)
             engine.check_data(call.data, n)
-            key = plan.digest, engine.binder.alike(layer), str(q.device)
+            key = plan.digest, engine.binder.alike(layer), q.device
             made = self._ready.get(key, lambda: self._made(layer, plan, q.device))
             if plan.layers[0].how in (ALL, HEADS):
                 # who weighs the queries of others needs their rows

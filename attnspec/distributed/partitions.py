@@ -101,7 +101,7 @@ def by_residue(n: int, ranks: int, step: int) -> Partition | None:
     pieces = [
         (residue + low * step, min(n, residue + high * step))
         for residue in range(step)
-        for low, high in _even(max(0, -((residue - n) // step)), parts)
+        for low, high in _even(len(range(residue, n, step)), parts)
     ]
     runs = tuple(tuple(map(pieces.__getitem__, share)) for share in dealt(len(pieces), ranks))
     return Partition(f"by residue modulo {step}", n, runs, step)

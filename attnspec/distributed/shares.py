@@ -116,7 +116,7 @@ def _exchanged(
     rows, features, width = sums.shape
     base = own.base if left is None else left
     base = sums.new_zeros(rows) if base is None else base.flatten()
-    lines = sums.reshape(rows * features, width)
+    lines = sums.flatten(0, 1)
     deals = dealt(len(lines), mesh.ranks)
     mine, pieces = deals[mesh.rank], list[Piece]()
     for r, d in enumerate(deals):

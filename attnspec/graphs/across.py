@@ -189,11 +189,10 @@ def _turned(sides: str, turned: bool) -> str:
 
 def reads_m(program: Program) -> bool:
     """Whether a spec between two sequences asks how many queries there are."""
-    graphs = [attend.graph for attend in program.attends if attend.graph is not None]
     return evened(program).attends != program.attends or any(
         _moves_back(graph)
         or any("q" in sides and counts(value) for _, _, value, sides in sided(graph, BY_NAME))
-        for graph in graphs
+        for graph in program.graphs
     )
 
 

@@ -182,9 +182,7 @@ def bind_attended(graph: Term, at: Situation) -> Relation:
     relation = bind(graph, at)
     if at.apart is not None:
         return placed(relation, at.apart)
-    if at.causal:
-        return Intersection((relation, at.patterns["causal"]()))
-    return relation
+    return Intersection((relation, at.patterns["causal"]())) if at.causal else relation
 
 
 def check_value(parameter: Parameter, name: str, value: object) -> str | None:

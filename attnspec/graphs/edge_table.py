@@ -27,8 +27,7 @@ class Drawing(Hashable, Protocol):
     """Whatever draws the edges of a graph of n nodes, the same each time."""
 
     def draw(self, n: int) -> np.ndarray:
-        """The keys of each node in any order, with or without repeats, int32 [n, m]; -1 stands for
-        no key."""
+        """The keys of each node in any order, repeats or not, int32 [n, m]; -1 is for no key."""
         ...
 
 

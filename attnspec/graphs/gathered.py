@@ -31,8 +31,7 @@ from attnspec.limits import LIMITS
 
 @dataclass(frozen=True, eq=False)
 class Numbering:
-    """Positions in the order in which tensors have them, int64 [m], none twice, m > 0; compared by
-    identity."""
+    """Positions in the order that tensors have, int64 [m], none twice, m > 0; equal by identity."""
 
     positions: np.ndarray
 

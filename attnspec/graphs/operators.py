@@ -20,6 +20,7 @@ from attnspec.graphs.relation import (
     Progressions,
     Relation,
     Tiles,
+    concatenated,
     evaluate_pairs,
     expand,
     phase_of,
@@ -69,12 +70,8 @@ class Union(_Joined):
         if sum(_typical_degree(term, n) for term in self.terms) >= n:
             # the terms together list more pairs than there are to look at
             return rows_by_cover(self, first, last, n)
-        parts = [term.rows(first, last, n) for term in self.terms]
-        return sort_edges(
-            np.concatenate([p[0] for p in parts]),
-            np.concatenate([p[1] for p in parts]),
-            unique=True,
-        )
+        q, k = concatenated(term.rows(first, last, n) for term in self.terms)
+        return sort_edges(q, k, unique=True)
 
 
 @dataclass(frozen=True)
@@ -235,6 +232,5 @@ def _reversed_edges(relation: Relation, n: int) -> Edges:
     parts = [relation.rows(first, last, n) for first, last in relation.chunks(n)]
     if not parts:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    q = np.concatenate([part[0] for part in parts])
-    k = np.concatenate([part[1] for part in parts])
+    q, k = concatenated(parts)
     return sort_edges(k, q)

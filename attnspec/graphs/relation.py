@@ -10,7 +10,7 @@ integers, numpy arrays and torch tensors: `&`, `|`, `^ True` instead of `and`, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -455,20 +455,29 @@ def lengths(closed: Progressions) -> np.ndarray:
     return np.asarray(np.maximum(0, -((start - stop) // step)).sum(axis=-1))
 
 
+def in_runs(begin: np.ndarray | int, counts: np.ndarray) -> np.ndarray:
+    """Runs of numbers, each so long and from its first one on, one behind the other."""
+    before = np.cumsum(counts) - counts
+    return np.asarray(np.arange(counts.sum()) + np.repeat(begin - before, counts))
+
+
 def expand(first: int, closed: Progressions) -> Edges:
     """The edges of consecutive queries from `first` on, given their keys as progressions."""
     start, stop, step = np.broadcast_arrays(*closed)
     shape = start.shape
     counts = np.maximum(0, -((start - stop) // step)).ravel()
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    within = np.arange(total) - np.repeat(ends - counts, counts)
+    within = in_runs(0, counts)
     if (step == 1).all():
         k = np.repeat(start.ravel(), counts) + within
     else:
         k = np.repeat(start.ravel(), counts) + within * np.repeat(step.ravel(), counts)
     q = np.repeat(np.arange(first, first + shape[0]), counts.reshape(shape).sum(axis=-1))
     return (q, k) if shape[1] == 1 else sort_edges(q, k)
+
+
+def concatenated(parts: Iterable[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+    """Parts of several arrays, one part at least, as one: each array behind those before it."""
+    return [np.concatenate(side) for side in zip(*parts, strict=True)]
 
 
 def sort_edges(q: np.ndarray, k: np.ndarray, unique: bool = False) -> Edges:
@@ -641,5 +650,5 @@ def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
         mask = evaluate_pairs(relation, np.minimum(q_at, last - 1), np.minimum(k_at, n - 1), n)
         tile, row, key = np.nonzero(mask & real)
         edges.append((q[part][tile] + row, k[part][tile] + key))
-    q, k = (np.concatenate(side) for side in zip(*edges, strict=True))
+    q, k = concatenated(edges)
     return sort_edges(q, k)

@@ -463,7 +463,7 @@ class Part(Stack):
 
 def has_mechanism(program: Program) -> bool:
     """Whether a head computes a mechanism."""
-    return any(attend.mechanism is not None for attend in program.attends)
+    return bool(program.mechanisms)
 
 
 def influence(program: Program) -> Program:

@@ -20,6 +20,7 @@ from attnspec.graphs.relation import (
     Relation,
     Tiles,
     covered,
+    in_runs,
 )
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.scalars import Apply, Scalar, Symbol
@@ -96,9 +97,7 @@ class TokenSet:
         start, stop, step = runs
         counts = -((start - stop) // step)
         _require_listed(int(counts.sum()))
-        ends = np.cumsum(counts)
-        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-        return np.asarray(np.repeat(start, counts) + within * step, np.int64)
+        return np.asarray(np.repeat(start, counts) + in_runs(0, counts) * step, np.int64)
 
     def size(self, n: int) -> int:
         """The number of members; raises RelationError where they are too many to look at."""
@@ -231,9 +230,7 @@ class Within(TokenSet):
         return inside & self.term.contains(i * inside, self.length)
 
     def runs(self, n: int) -> Runs | None:
-        if n >= self.length:
-            return self.term.runs(self.length)
-        return None
+        return self.term.runs(self.length) if n >= self.length else None
 
 
 @dataclass(frozen=True)
@@ -378,9 +375,7 @@ def _members_before(tokens: TokenSet, n: int) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _progressions(tokens: TokenSet, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-    if n > LIMITS.positions_listed:
-        return None
-    return progressions_of(tokens.members(n))
+    return None if n > LIMITS.positions_listed else progressions_of(tokens.members(n))
 
 
 def progressions_of(members: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] | None:

@@ -27,7 +27,7 @@ def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     """
     if is_past_only(program, layer):
         return ""
-    attends = [program.attend(layer, head) for head in range(program.head_count)]
+    attends = program.attends_of(layer)
     graphs = [attend.graph for attend in attends if attend.mechanism is None and attend.graph]
     if len(graphs) < len(attends):
         return leaks(program, "its mechanism reads every position")
@@ -52,7 +52,7 @@ _AT_ONCE = 1 << 22
 
 def is_past_only(program: Program, layer: int) -> bool:
     """Whether it shows in the form of a layer that it reads no later position."""
-    attends = [program.attend(layer, head) for head in range(program.head_count)]
+    attends = program.attends_of(layer)
     return program.causal or all(
         attend.mechanism is None and attend.graph is not None and never_reads_later(attend.graph)
         for attend in attends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
@@ -68,7 +68,7 @@ from attnspec.integrations.model_mask import (
     require_compilable,
 )
 from attnspec.integrations.real_positions import RealRunning
-from attnspec.ir.program import Input, Leaf, Program
+from attnspec.ir.program import Input, Program
 from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import Binder
 from attnspec.model_check.wanted import documents
@@ -349,7 +349,7 @@ class ModelAttention:
                 f"positions of all tokens: {COUNTS_REAL}",
             )
         # the order of positions stays, whatever is between them
-        ordered = all(leaf.pattern in ("full", "causal") for leaf in self._leaves)
+        ordered = all(leaf.pattern in ("full", "causal") for leaf in self.program.leaves)
         if mask.parted and not ordered:
             self.warn_once(
                 "padding in between",
@@ -382,8 +382,7 @@ class ModelAttention:
         has too, the model's own table of a bias."""
         place = place_of(module)
         if name == "softcap":
-            heads = range(self.program.head_count)
-            scores = [self.program.attend(layer, head).scores for head in heads]
+            scores = [attend.scores for attend in self.program.attends_of(layer)]
             caps = [[dict(x.arguments)["cap"] for x in s if x.name == "softcap"] for s in scores]
             return all(cap == [value] for cap in caps)
         if name == "position_bias" and crosses(module):
@@ -710,11 +709,8 @@ class ModelAttention:
     @property
     def _absolute(self) -> bool:
         """Whether the pairs depend on where a sequence begins."""
-        return any(BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) for leaf in self._leaves)
-
-    @property
-    def _leaves(self) -> Iterator[Leaf]:
-        return (leaf for attend in self.program.attends for leaf in attend.leaves)
+        leaves = self.program.leaves
+        return any(BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) for leaf in leaves)
 
 
 def must_read_back(place: Place | None, asked: bool) -> bool:

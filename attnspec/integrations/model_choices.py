@@ -81,9 +81,9 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
     program = module.program
     if sink:
         wrong = [a.normalize for a in program.attends if a.normalize not in ("softmax", "softmax1")]
-        if wrong or any(attend.mechanism is not None for attend in program.attends):
-            names = [a.mechanism.name for a in program.attends if a.mechanism is not None]
-            what = f"`normalize {wrong[0]}`" if wrong else f"the mechanism `{names[0]}`"
+        mechanisms = program.mechanisms
+        if wrong or mechanisms:
+            what = f"`normalize {wrong[0]}`" if wrong else f"the mechanism `{mechanisms[0].name}`"
             mend = f"{'remove' if wrong else 'attend a graph in place of'} {what}"
             raise AttnSpecError(
                 f"the model passes `{SINK}`, an extra logit of a softmax, and `{program.name}` has"

@@ -147,8 +147,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         inputs: Any,
         settings: Mapping[str, Any],
     ) -> Any:
-        """The outputs [B, H, t, d_v] of the next t positions, as a step with these settings gives
-        them."""
+        """The outputs [B, H, t, d_v] of the next t positions, as steps with these settings give."""
         if mask.q_offset != self.position or tensors[1].shape[2] != mask.q_length:
             raise AttnSpecError(
                 f"the call must go on at position {self.position}, got {tensors[1].shape[2]}"

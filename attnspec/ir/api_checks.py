@@ -16,8 +16,7 @@ from attnspec.text.diagnostics import AttnSpecError
 def sampled(
     entry: Input, given: Mapping[str, npt.ArrayLike], queries: int, n: int, owner: str
 ) -> object:
-    """One input of one sample, checked: bool [n], int [n], float64 [n], an int, or what queries
-    choose."""
+    """One input of a sample, checked: bool, int or float64 [n], an int, or what queries choose."""
     if entry.name not in given:
         raise AttnSpecError(f"`{owner}` needs its input `{entry.name}` ({entry.kind})")
     try:

@@ -122,6 +122,11 @@ class Attend:
         """All patterns of the graph, if there is one."""
         return iter(()) if self.graph is None else leaves(self.graph)
 
+    @property
+    def numbers(self) -> list[Scalar]:
+        """The numbers that its scores are changed by."""
+        return [value for score in self.scores for _, value in score.arguments]
+
 
 SIZED = ("choices", "scores")
 """Kinds of inputs about blocks of keys, which have a size."""
@@ -235,6 +240,10 @@ class Program:
         """By head which of `attends` a layer has; IndexError where there is no such layer."""
         return self.slots[0 if self.layers is None else layer]
 
+    def attends_of(self, layer: int = 0) -> list[Attend]:
+        """What the heads of a layer do, head by head."""
+        return [self.attends[slot] for slot in self.row(layer)]
+
     def attend(self, layer: int = 0, head: int = 0) -> Attend:
         """What a head of a layer does; raises IndexError where the spec has no such slot."""
         return self.attends[self.number(layer, head)]
@@ -247,6 +256,16 @@ class Program:
     def graphs(self) -> list[Term]:
         """The graphs of `attends`, as far as they have one."""
         return [attend.graph for attend in self.attends if attend.graph is not None]
+
+    @property
+    def mechanisms(self) -> list[Mechanism]:
+        """The mechanisms of `attends`, as far as they have one."""
+        return [attend.mechanism for attend in self.attends if attend.mechanism is not None]
+
+    @property
+    def leaves(self) -> Iterator[Leaf]:
+        """All patterns of its graphs."""
+        return (leaf for attend in self.attends for leaf in attend.leaves)
 
     @property
     def fixed_length(self) -> int | None:

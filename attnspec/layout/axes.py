@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from attnspec.graphs.grid import Boxes, Grid, boxes_of
-from attnspec.graphs.relation import Spans, Tiles
+from attnspec.graphs.relation import Spans, Tiles, in_runs
 from attnspec.layout.orders import Boxed, Listed, Side
 
 
@@ -84,8 +84,7 @@ def axis(first: int, last: int, side: Side, size: int) -> Axis:
     starts = np.arange(first, min(last, first + side), dtype=np.int64)
     counts = -(-(last - starts) // (size * side))
     offsets = np.append(0, np.cumsum(counts))
-    chunk = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    begin = np.repeat(starts, counts) + chunk * size * side
+    begin = np.repeat(starts, counts) + in_runs(0, counts) * size * side
     end = np.minimum(begin + size * side, last)
     return Axis(first, last, side, size, Tiles(begin, end, side), offsets)
 

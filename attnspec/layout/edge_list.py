@@ -11,7 +11,7 @@ import numpy as np
 
 from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.predicates.listable import listable
-from attnspec.graphs.relation import Edges, Relation
+from attnspec.graphs.relation import Edges, Relation, concatenated
 from attnspec.layout.edge_count import edges_of
 from attnspec.layout.tables import Batch, Tables
 from attnspec.limits import LIMITS
@@ -25,7 +25,7 @@ def edge_tables(relation: Relation, n_q: int, n_k: int) -> Tables:
     these, int32, ascending, and one batch has those of nearly equally many, -1 behind the fewer."""
     relation = listable(relation, n_k)
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.int32)), *_listed_parts(relation, n_q, n_k)]
-    degrees, listed = (np.concatenate(each) for each in zip(*parts, strict=True))
+    degrees, listed = concatenated(parts)
     starts, batches, groups = np.cumsum(degrees) - degrees, [], _groups(degrees)
     places = sum(len(order) * int(degrees[order].max()) for order in groups)
     if places > np.iinfo(np.int32).max:

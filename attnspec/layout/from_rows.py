@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from attnspec.graphs.relation import in_runs
 from attnspec.layout.axes import Axis
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE, Batch, Tables, Tiled, unfolded
 from attnspec.layout.tile_layout import StepLayout, equal
@@ -122,9 +123,8 @@ def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
     group = equal(columns.T)[1]
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
-    within = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     # where a tall group is cut, its parts are blocks of their own
-    parts = group[order] * (len(order) + 1) + within // tallest
+    parts = group[order] * (len(order) + 1) + in_runs(0, sizes) // tallest
     first = np.flatnonzero(np.diff(parts, prepend=-1))
     heights = np.diff(np.append(first, len(order)))
     for tall in np.unique(heights):

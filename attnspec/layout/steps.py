@@ -161,7 +161,12 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
     return steps if seconds_of(steps) < seconds_of((whole,)) else (whole,)
 
 
-def amounts_of(bands: Sequence[Banded], copies: int = 1) -> Amounts:
+def work_bands(work: Work) -> tuple[Banded, ...]:
+    """The disjoint steps of the graph of a work."""
+    return bands_of(work.relation, work.n_q, work.n_k)
+
+
+def amounts_of(bands: Sequence[Banded], copies: int) -> Amounts:
     """What all steps and merging them take, for one of so many heads that share their calls."""
     means, merged = bands[0].means, bands[0].n_q * (len(bands) - 1)
     units = [*(band.units for band in bands), {"host": 1, "merge": merged}]
@@ -183,10 +188,10 @@ def stepped_tables(bands: Sequence[Banded]) -> Tables:
     return tables_of([band.layout for band in bands], bands[0].n_q, bands[0].n_k)
 
 
-def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables:
+def natural_tables(work: Work, tile: int) -> Tables:
     """The tables of one step in natural order, in square tiles of a size."""
-    layout = step_layout(Tiling(relation, n_q, n_k, NATURAL, (tile, tile)))
-    return tables_of([layout], n_q, n_k, math.inf)
+    layout = step_layout(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
+    return tables_of([layout], work.n_q, work.n_k, math.inf)
 
 
 def _best(

@@ -13,7 +13,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, is_closed, is_scattered
+from attnspec.graphs.relation import (
+    EMPTY,
+    FULL,
+    SOME,
+    Relation,
+    concatenated,
+    in_runs,
+    is_closed,
+    is_scattered,
+)
 from attnspec.layout.axes import Axis, axis
 from attnspec.layout.edge_count import drawn, edges_of, spread_out
 from attnspec.layout.orders import Order
@@ -123,11 +132,9 @@ def classify(tiling: Tiling) -> tuple[Pairs, Pairs]:
     levels = _levels(tiling, exact=True)
     # the finer tiles inside FULL pairs of all levels
     parts = [_spread(level, FULL, tiling.axes) for level in levels]
-    row, begin, end = (np.concatenate(side) for side in zip(*parts, strict=True))
+    row, begin, end = concatenated(parts)
     counts = end - begin
-    before = np.cumsum(counts) - counts
-    columns = np.arange(counts.sum()) + np.repeat(begin - before, counts)
-    return (np.repeat(row, counts), columns), levels[-1].of(SOME)
+    return (np.repeat(row, counts), in_runs(begin, counts)), levels[-1].of(SOME)
 
 
 @lru_cache(maxsize=256)
@@ -171,7 +178,7 @@ def _spread(above: _Level, kind: int, below: Axes) -> Ranges:
 
 def _gathered(parts: list[Ranges], fine: Axes) -> float:
     """The pairs of tiles of those query tiles whose key tiles do not follow one another."""
-    row, begin, end = (np.concatenate(side) for side in zip(*parts, strict=True))
+    row, begin, end = concatenated(parts)
     count = np.bincount(row, end - begin, fine[0].count)
     first, last = np.full(fine[0].count, fine[1].count), np.zeros(fine[0].count, np.int64)
     np.minimum.at(first, row, begin)

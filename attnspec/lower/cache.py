@@ -64,8 +64,5 @@ class Cache(Generic[Key, Value]):
         arrays: Iterable[Any] = self.kept.values()
         return self.room is not None and sum(x.nbytes for x in arrays) > self.room
 
-    def __len__(self) -> int:
-        return len(self.kept)
-
     def __reduce__(self) -> tuple[type[Cache[Key, Value]], tuple[int, int | None]]:
         return type(self), (self.size, self.room)

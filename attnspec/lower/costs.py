@@ -191,7 +191,7 @@ def shipped(device: str = "cpu") -> Rates:
     return SHIPPED["cpu" if device == "cpu" else "cuda"]
 
 
-def current(device: str = "cpu") -> Rates:
+def current(device: str) -> Rates:
     """The rates that estimates for a type of device use: this machine's, or those that ship."""
     fitted = calibration(device)
     return shipped(device) if fitted is None else fitted.rates

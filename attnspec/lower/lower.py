@@ -45,8 +45,7 @@ from attnspec.text.source import Span
 
 def decided_leaves(program: Program) -> list[Leaf]:
     """The data-dependent patterns of a program."""
-    every = (leaf for attend in program.attends for leaf in attend.leaves)
-    return [leaf for leaf in every if BY_NAME[leaf.pattern].data_dependent]
+    return [leaf for leaf in program.leaves if BY_NAME[leaf.pattern].data_dependent]
 
 
 def shares_keys(graph: Term | None) -> bool:
@@ -140,10 +139,9 @@ class Binder:
         if crossing is not None:
             n_q, n_k = crossing.queries, crossing.keys
         grid = extents_of(self.program, n_k)
-        row = self.program.row(layer)
         slots: dict[tuple[int, int], list[int]] = {}
         for head in range(heads):
-            index = row[0 if self.program.heads is None else head]
+            index = self.program.number(layer, head)
             slots.setdefault((index, head if "head" in self._asks[index] else 0), []).append(head)
         groups: dict[Work, list[int]] = {}
         program = replace(self.program, crossing=crossing)
@@ -175,8 +173,7 @@ class Binder:
             raise BackendError(
                 f"the layout of {'`cross`' if self.program.cross else 'a grid'} depends on n"
             )
-        for slot in self.program.row(layer):
-            attend = self.program.attends[slot]
+        for attend in self.program.attends_of(layer):
             if attend.mechanism is not None:
                 raise BackendError(f"`{attend.mechanism.name}` takes steps that depend on n")
             if "n" in _asks(attend, predicates=False):

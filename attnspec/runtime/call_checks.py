@@ -299,9 +299,10 @@ def check_promises(
     """How many tokens of each sample, int64 [B], inputs mark that promise a bound, with those
     before; ValueError where one marks more."""
     marked = dict(before)
-    for name, at_most in ((x.name, x.at_most) for x in program.inputs):
-        if at_most is None or name not in data:
+    for entry in program.inputs:
+        if entry.at_most is None:
             continue
+        name, at_most = entry.name, entry.at_most
         marked[name] = marks = data[name].sum(-1) + marked.get(name, 0)
         if len(marks) and not marks.is_meta:
             require_numbers(f"a call checks the values of `{name}`", marks)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import merged
+from attnspec.backends.common.merging import joined, merged
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
@@ -257,7 +257,8 @@ class SelfAttention(nn.Module):
         if isinstance(padding, Tensor) and padding.dim() == 2:
             padding = functional.pad(padding, (count, 0), value=True)
         longer = dict(inputs) if isinstance(inputs, Mapping) else {}
-        for name, kind in ((x.name, x.kind) for x in program.inputs):
+        for entry in program.inputs:
+            name, kind = entry.name, entry.kind
             tensor = longer.get(name)
             if not isinstance(tensor, Tensor):
                 continue
@@ -480,10 +481,10 @@ class MultiheadAttention(nn.MultiheadAttention):
                     "attn_mask cannot be used in a traced program: describe the mask in the spec,"
                     " by patterns or inputs"
                 )
-            for formula in (x.mechanism.name for x in run.program.attends if x.mechanism):
+            for formula in run.program.mechanisms:
                 raise ValueError(
-                    f"attn_mask cannot be used with `{formula}`, which has no scores: leave"
-                    f" attn_mask out, or write a graph in the spec in place of `{formula}`"
+                    f"attn_mask cannot be used with `{formula.name}`, which has no scores: leave"
+                    f" attn_mask out, or write a graph in the spec in place of `{formula.name}`"
                 )
             run, name = run.with_input("pairs", _masked)
             masks = torch.split(added.expand(len(q), -1, n_q, n_k), size, 2)
@@ -492,7 +493,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         pairs = zip(rows, reads, strict=True)
         outs = [run(x, k, values[:, :, :n_k], inputs=read, **rest) for x, read in pairs]
         if extra is None:
-            return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+            return joined(outs, 2)
         scores = widened(extra)
         weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
         more = weights.to(values.dtype) @ values[:, :, n_k:], torch.logsumexp(scores, -1)
@@ -591,8 +592,8 @@ def _core(
     program = of_layer(program, layer, heads)
     size = width if program.heads is None else width // heads
     attention = CompiledAttention(plan_data(program, backend), size)
-    row = enumerate(program.row())
-    shared = tuple(head for head, slot in row if shares_keys(program.attends[slot].graph))
+    heads_of = enumerate(program.attends_of())
+    shared = tuple(head for head, attend in heads_of if shares_keys(attend.graph))
     # layers that compute the same are one to what traces them
     return attention, layer, attention.engine.binder.alike(layer), shared, width, heads
 
@@ -644,16 +645,15 @@ def of_layer(program: Program, layer: int, heads: int) -> Program:
     """The program of one layer alone, for a number of heads or for one mixing without heads; it is
     called for the same `layer`, so that random graphs stay those of the layer."""
     row = program.row(layer)
-    attend, count = program.attends[row[0]], cast("int | None", heads)
+    attend, count = program.attend(layer), cast("int | None", heads)
     mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
-    whole = mechanism is not None and mechanism.name in WHOLE
-    if mechanism is not None and whole and "head" not in symbols_in(mechanism):
+    if mechanism is not None and mechanism.name in WHOLE and "head" not in symbols_in(mechanism):
         row, count = row[:1], None
     else:
         row = (row * heads)[:heads]
     kept = sorted(set(row))
     attends = tuple(program.attends[slot] for slot in kept)
-    slots = (tuple(kept.index(slot) for slot in row),)
+    slots = (tuple(map(kept.index, row)),)
     return replace(program, attends=attends, slots=slots, layers=None, heads=count)
 
 

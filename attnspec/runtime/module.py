@@ -98,7 +98,7 @@ class CompiledAttention(nn.Module):
     def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
         super().__init__()
         engine, self._before = Engine(plan), dict[tuple[str, int], Tensor]()
-        mechanisms = [x.mechanism for x in engine.program.attends if x.mechanism is not None]
+        mechanisms = engine.program.mechanisms
         redraws = any(dict(each.arguments).get("redraw", 0) != 0 for each in mechanisms)
         self.draws = Draws(engine.program.layer_count) if redraws else None
         self._run_by(engine)
@@ -330,11 +330,12 @@ class CompiledAttention(nn.Module):
         if self.engine.own:
             self.check_sizes(q, v)
         tables = {name: self.learned(name) for name in self.engine.own}
-        for name, device in ((x, y.device) for x, y in tables.items() if y.device != q.device):
-            raise ValueError(
-                f"the parameter `{name}` must be on {q.device}, the device of q, got {device}:"
-                f" move the module, `.to({str(q.device)!r})`"
-            )
+        for name, x in tables.items():
+            if x.device != q.device:
+                raise ValueError(
+                    f"the parameter `{name}` must be on {q.device}, the device of q, got"
+                    f" {x.device}: move the module, `.to({str(q.device)!r})`"
+                )
         for (name, row), rows in self._before.items() if self._before and again() else ():
             place = torch.tensor([row], device=rows.device)
             tables[name] = tables[name].index_copy(0, place, rows[None])
@@ -377,7 +378,7 @@ class CompiledAttention(nn.Module):
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.step)
         layer, _ = self.checked(q, k, v, layer)
-        of: Any = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
+        of: Any = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], q.device, keep_all)
         works, prepared = self._streams.get(of, lambda: apart(lambda: streamed(self.engine, *of)))
         state, n = StreamState.first(state, works, q, k, v), q.shape[2]
         call = self.call_of(layer, q, k, v, key_padding_mask, inputs, pairs=False)
@@ -571,7 +572,7 @@ def _start(parameter: Tensor, part: Part, generator: torch.Generator | None) -> 
                 rows = normals(Stream(int(part.by), CENTROIDS, *at), np.arange(count), size)
                 parameter[at] = torch.from_numpy(rows)
         else:
-            parameter.fill_({"constant": part.by, "ones": 1.0}.get(part.start, 0.0))
+            parameter.fill_(1.0 if part.start == "ones" else part.by)
 
 
 class Draws(nn.Module):

@@ -159,7 +159,7 @@ def _is_part(program: Program, layer: int, heads: int) -> bool:
     if program.grid is not None or unsteady_layer(program, layer, heads) is not None:
         return False
     alone = (None if attend.mechanism else attend.graph for attend in program.attends)
-    scores = (value for each in program.attends for x in each.scores for _, value in x.arguments)
+    scores = (value for attend in program.attends for value in attend.numbers)
     moves = all(goes_by_distance(x) or not asks_positions(x) for x in scores)
     return moves and all(graph is not None and moves_along(graph) for graph in alone)
 

@@ -113,11 +113,11 @@ def _words(tensors: Tensors) -> list[str]:
 
 
 def streamed(
-    engine: Engine, layer: int, heads: int, keys: int, device: str, keep_all: bool
+    engine: Engine, layer: int, heads: int, keys: int, device: torch.device, keep_all: bool
 ) -> tuple[Works, Prepared]:
     """What groups of heads compute at every length and what goes on with them, nothing where each
     step is a call with all keys; ValueError where no step can be taken."""
-    program, name, place = engine.program, engine.program.name, torch.device(device)
+    program, name = engine.program, engine.program.name
     if program.cross:
         raise ValueError(
             f"`step` is for one growing sequence, and `{name}` has `cross`: call the module with"
@@ -150,8 +150,8 @@ def streamed(
             )
     if any(work.decided or work.changes.inputs for work, _ in works):
         return works, Prepared()
-    kernels = [(_kernel(engine, layer, *each, place, keep_all), *each) for each in works]
-    return works, engine.together(kernels, heads, keys, place)
+    kernels = [(_kernel(engine, layer, *each, device, keep_all), *each) for each in works]
+    return works, engine.together(kernels, heads, keys, device)
 
 
 _EVERY = 1 << 60
@@ -195,7 +195,7 @@ def _kernel(
     reach = replace(bound, before=bound.before + lag)
     if kernel is None:
         return cast(Kernel, GraphStream(work, reach, heads, device))
-    return cast(Kernel, kernel.streamed(reach, heads))
+    return cast(Kernel, kernel.streamed(reach))
 
 
 def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) -> Term:

@@ -130,7 +130,7 @@ def other_layers(spec: Elaborated, layer: int) -> Iterable[str]:
 
 def has_graph(program: Program, layer: int) -> bool:
     """Whether a head of a layer has pairs that can be drawn."""
-    return any(program.attends[slot].graph is not None for slot in program.row(layer))
+    return any(attend.graph is not None for attend in program.attends_of(layer))
 
 
 def first_drawn(program: Program) -> int:

@@ -47,8 +47,7 @@ def beyond(program: Program) -> int:
     that are drawn, leave out is seen at none that is shorter."""
     sizes = [
         math.prod(max(1, x) for name, x in leaf.arguments if type(x) is int and name != "seed")
-        for attend in program.attends
-        for leaf in attend.leaves
+        for leaf in program.leaves
     ]
     return min(LIMITS.every_pair, 2 * max(sizes, default=1) + 1)
 

@@ -68,11 +68,11 @@ def words_of(program: Program, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def sample_rows(count: int, most: int, first: int = 0) -> np.ndarray:
+def sample_rows(count: int, most: int, first: int) -> np.ndarray:
     """`most` of the `count` positions from `first` on, ascending: both ends, the middle and random
     ones. All of them where they are few."""
     if count <= 2 * most:
         return np.arange(first, first + count)
     drawn = torch.randperm(count)[: 2 * most].tolist()
     chosen = dict.fromkeys([0, count - 1, count // 2, 1, count - 2, *drawn])
-    return first + np.array(sorted(list(chosen)[:most]))
+    return first + np.sort(list(chosen)[:most])

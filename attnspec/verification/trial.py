@@ -235,7 +235,7 @@ def numbers_fault(
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
             size = max(largest, tables[1].abs().max().item())
             size *= math.sqrt(max(1.0, pairs / tables[1].numel()))
-            rows.append((f"gradient of {name}", meaning.heads[0], [*tables], size))
+            rows.append((f"gradient of {name}", meaning.heads[0], tables, size))
     for name, head, (mine, right, base), size in rows:
         bound = ROUNDINGS * EXACT * max(1.0, size)
         if rough is not None:

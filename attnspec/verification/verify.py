@@ -18,7 +18,6 @@ from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import Binder
-from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Works
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.numbers import SIZE
@@ -99,8 +98,6 @@ def learned(module: CompiledAttention) -> Iterator[None]:
 
     Layers of networks keep the size that they start with, so that they do not amplify roundings.
     """
-    parts = learned_parts(module.program)
-    scaled = {name for (_, part), name in parts.items() if part.start == "scaled"}
     before = deepcopy(module.state_dict())
     training = module.training
     # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
@@ -109,7 +106,8 @@ def learned(module: CompiledAttention) -> Iterator[None]:
     try:
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                width = parameter.shape[-1] if name in scaled else 1
+                scaled = module.engine.own[name].start == "scaled"
+                width = parameter.shape[-1] if scaled else 1
                 parameter.normal_(std=1 / math.sqrt(max(1, width)))
         yield
     finally:

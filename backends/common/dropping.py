@@ -9,8 +9,6 @@ the upper 31 bits of the first word are below p 2^31; the others are divided by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -31,13 +29,13 @@ def factor_of(p: float) -> float:
     return 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
 
-def kept(call: Call, shape: Sequence[int], q_rows: Tensor, k_rows: Tensor) -> Tensor | None:
+def kept(call: Call, shape: torch.Size, q_rows: Tensor, k_rows: Tensor) -> Tensor | None:
     """Which weights of query rows int64 [G, h] and key rows int64 [G, w] are kept, bool
     [B, K, R, G, h, w] for B samples, K key heads and R query heads of each, each then multiplied
     with `factor_of`; None without a seed."""
     if call.seed is None:
         return None
-    lines = call.line + torch.arange(shape[0] * shape[1] * shape[2], device=call.seed.device)
+    lines = call.line + torch.arange(shape.numel(), device=call.seed.device)
     counter = q_rows[..., None], k_rows[:, None], lines.view(*shape, 1, 1, 1), DROPOUT
     # of the products of two words int64 holds the lower 64 bits, which are all of them
     words: Tensor = philox(counter, (call.seed & MASK, call.seed >> 32 & MASK))[0]

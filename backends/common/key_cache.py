@@ -42,8 +42,8 @@ class KeyCache:
     values: Tensor
     positions: np.ndarray
     count: int
-    padding: Tensor | None = None
-    data: Mapping[str, Tensor] = field(default_factory=dict)
+    padding: Tensor | None
+    data: Mapping[str, Tensor]
     turn: int = 0
 
     def moved(
@@ -93,9 +93,11 @@ class KeyCache:
 
     def ring(self, reach: LookBack) -> KeyCache | None:
         """The same as a ring; None where it does not fill one, or positions do not say so."""
+        if self.turn:
+            return self
         width = reach.first + reach.before
-        if self.turn or reach.marked or self.data or len(self.positions) != width:
-            return self if self.turn else None
+        if reach.marked or self.data or len(self.positions) != width:
+            return None
         turn = reach.before + 1
         at = torch.from_numpy(_place(self.positions, reach.first, turn)).to(self.keys.device)
 
@@ -223,7 +225,7 @@ class GraphStream(KeyStream):
     def advanced(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
     ) -> tuple[Outputs, object]:
-        before, plain = cast("KeyCache | None", state), self.work.plain and not with_lse
+        before = cast("KeyCache | None", state)
         after = self._ring(before, k, v) if call.in_place and q.shape[2] == 1 else None
         if after is not None:
             after = every = after.written(k, v, call.padding)
@@ -240,7 +242,7 @@ class GraphStream(KeyStream):
             after = every.part(later)
         queries, keys, values = grouped(q, k), every.keys, every.values
         # the fused kernel has no second derivatives
-        if plain and unseen(q, keys, values):
+        if self.work.plain and not with_lse and unseen(q, keys, values):
             mask = None if blocks.mask is None else blocks.mask[:, 0, 0]
             scale = scale_of(self.work, q.shape[-1])
             out, lse = fused(queries, keys, values, mask, scale), None

@@ -36,19 +36,16 @@ def joined(
     return kind(distinct)
 
 
-def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
-    """The inputs of which a pair has the same label, and the static pairs that remain; None where
-    inputs are read in another way."""
+def labels_of(relation: Relation) -> tuple[str, ...] | None:
+    """The inputs of which a pair has the same label; None where inputs are read in another way."""
     terms = relation.terms if isinstance(relation, Intersection) else (relation,)
-    names, others = [], []
+    names = []
     for term in terms:
         if isinstance(term, Same) and isinstance(term.ids, StandIn):
             names.append(term.ids.name)
         elif reads_data(term):
             return None
-        else:
-            others.append(term)
-    return tuple(names), joined(Intersection, others, ALL)
+    return tuple(names)
 
 
 def possible(

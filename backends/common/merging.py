@@ -63,8 +63,7 @@ def merge(into: Sequence[Tensor], more: Sequence[Tensor]) -> None:
 
 
 def with_zero(found: Partial, logit: Tensor | None = None) -> Partial:
-    """The same with a key of value 0 in every row, whose score is `logit` or 0: sinks, and
-    `softmax1`."""
+    """The same with a key of value 0 in every row, of score `logit` or 0: sinks, `softmax1`."""
     out, lse = found
     zero = torch.zeros_like(lse) if logit is None else logit.expand_as(lse)
     return merged(found, (out.new_zeros(()).expand_as(out), zero))

@@ -182,9 +182,7 @@ def masked(scores: Tensor, bias: Tensor | None, changes: Scores) -> Tensor:
     """Changed scores with what a mask adds; places of no pair may hold anything."""
     if bias is None:
         return scores
-    if changes.everywhere:
-        return scores + bias
-    return torch.where(bias < 0, bias, scores)
+    return scores + bias if changes.everywhere else torch.where(bias < 0, bias, scores)
 
 
 _OUTSIDE = ""

@@ -42,13 +42,12 @@ class EdgeProducts:
             torch.sparse_csr_tensor(none.new_zeros(2), none, none.float(), (1, 1), device="cpu")
 
     @cached_property
-    def _by_key(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _by_key(self) -> tuple[Tensor, ...]:
         """The edges by key, int32: where keys start [n_k + 1], and each edge's query and place."""
         place = np.flatnonzero(self._edges).astype(np.int32)
         queries = np.repeat(self._queries, self._widths)[place]
         table = coo_array((place, (queries, self._keys[place])), (self.n_q, self.n_k)).tocsc()
-        starts, rows, places = table.indptr, table.indices, table.data
-        return torch.from_numpy(starts), torch.from_numpy(rows), torch.from_numpy(places)
+        return tuple(map(torch.from_numpy, (table.indptr, table.indices, table.data)))
 
     def scores(self, a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
         """Fills `out` [places] with scale a . b of every place: a [n_q, d], b [n_k, d]."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from attnspec.backends.factored.costs import pair_flops
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.tables.backend import TablesBackend, listed_parts
-from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
+from attnspec.layout.steps import bands_of, reading_seconds, seconds_of, work_bands
 from attnspec.lower.costs import seconds_for, weighed, work_seconds
 from attnspec.lower.work import Heads, Kernel, Work, graph_of, mechanism_of
 
@@ -56,7 +56,7 @@ class FactoredBackend:
             return "`gated = true` weighs a key by the gates of later ones too"
         if getattr(mechanism, "normalize", "sum") == "none":
             return "`normalize = none` does not divide by a sum of weights"
-        if not work.waits and not math.isfinite(seconds_of(_bands(work))):
+        if not work.waits and not math.isfinite(seconds_of(work_bands(work))):
             return f"its graph at n = {work.n_k:,} needs too many tiles"
         return None
 
@@ -72,7 +72,7 @@ class FactoredBackend:
         elif work.hybrid and work.waits:
             seconds = reading_seconds(work)
         elif work.hybrid:
-            seconds = seconds_of(_bands(work))
+            seconds = seconds_of(work_bands(work))
             _, rest = lagged(work)
             if rest is not None:
                 pairs = sum(band.pairs for band in bands_of(rest, work.n_q, work.n_k))
@@ -93,7 +93,7 @@ class FactoredBackend:
             return (text, "the graph instead as the data of a call decide")
         if work.device != "cpu":
             return (text, "the graph instead in tiles, in plain tensor operations")
-        return (text, *(f"the graph instead in {band}" for band in _bands(work)))
+        return (text, *(f"the graph instead in {band}" for band in work_bands(work)))
 
     def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.factored.hybrid import kernel_of
@@ -112,8 +112,3 @@ def features_of(work: Work) -> int:
 
 def _operations(work: Work) -> int:
     return mechanism_of(work).flops(work.n_k, SIZE)
-
-
-def _bands(work: Work) -> tuple[Banded, ...]:
-    """The steps of the graph."""
-    return bands_of(work.relation, work.n_q, work.n_k)

@@ -99,7 +99,6 @@ def text_of(work: Work, head: int, **changes: object) -> dict[str, Any]:
         for name, x in text.items():
             from_text = isinstance(x, FunctionType) and x.__globals__ is text
             space[name] = FunctionType(x.__code__, space, name, x.__defaults__) if from_text else x
-    space |= changes
     space |= {called: space[name] for called, name in names.items()}
     space["directions"] = lambda x, layer: directions(declared, layer, (head,), 0, x)
     space |= {**settings, **changes}
@@ -196,11 +195,11 @@ def _of_graph(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> tu
 
 
 def weights_array(
-    work: Work, head: int, q: np.ndarray, k: np.ndarray, learned: Mapping[str, np.ndarray]
+    work: Work, q: np.ndarray, k: np.ndarray, learned: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """The weights [n_q, n_k] of one head of a mechanism, also of one that never forms them: the
-    output for values that are the rows of the identity."""
+    """The weights [n_q, n_k] of the first head of a mechanism, also of one that never forms them:
+    the output for values that are the rows of the identity."""
     rows, keys = torch.from_numpy(q), torch.from_numpy(k)
     parts = {name: torch.from_numpy(each) for name, each in learned.items()}
     values = torch.eye(len(k), dtype=keys.dtype)
-    return np.asarray(defined(work, head, rows, keys, values, parts).numpy())
+    return np.asarray(defined(work, 0, rows, keys, values, parts).numpy())

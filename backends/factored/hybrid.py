@@ -362,7 +362,7 @@ class HybridKernel:
             mine = replace(call, tables=tables)
             read = inputs_read(self.work, mine, self.work.n_q, at, groups[0])
             blocks = replace(blocks, symbols={**blocks.symbols, **read})
-            pairs = pair_by_pair(given, samples, formula, blocks, Call(tables=tables))
+            pairs = pair_by_pair(given, samples, formula, blocks, mine)
             return together(pairs, self.kernel)
 
         for low in range(0, max(1, len(at)), most):
@@ -380,9 +380,9 @@ class HybridKernel:
         out, log = (joined(x, 2) for x in zip(*sums, strict=True))
         return out, log.detach()
 
-    def streamed(self, reach: LookBack, heads: Heads) -> HybridStream:
+    def streamed(self, reach: LookBack) -> HybridStream:
         """What goes on with it from a state."""
-        return HybridStream(self.graph, reach, heads, self.device, self)
+        return HybridStream(self.graph, reach, self.kernel.heads, self.device, self)
 
 
 class ReadingHybrid(ReadingKernel):
@@ -400,8 +400,8 @@ class ReadingHybrid(ReadingKernel):
     def unknown(self) -> HybridKernel:
         return HybridKernel(self.work, self.device, self.kernel)
 
-    def streamed(self, reach: LookBack, heads: Heads) -> HybridStream:
-        return self.unknown().streamed(reach, heads)
+    def streamed(self, reach: LookBack) -> HybridStream:
+        return self.unknown().streamed(reach)
 
 
 def kernel_of(work: Work, heads: Heads, device: torch.device) -> Kernel:
@@ -454,7 +454,7 @@ class HybridStream(KeyStream):
         k, v = (torch.unflatten(x, 0, heads) for x in (given.k, given.v))
         cache, formula, blocks, later = self.seen(k, v, call, kept)
         every = _of_keys(given, cache)
-        pairs = pair_by_pair(every, len(q), formula, blocks, Call(tables=call.tables))
+        pairs = pair_by_pair(every, len(q), formula, blocks, call)
         outputs = kernel.worth(together([*pairs, given.on(sums)], kernel))
         left = cache.part(~later)
         if len(left.positions):

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.exact import grouped
+from attnspec.backends.common.exact import grouped, repeated
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.factored.definitions import text_of
 from attnspec.backends.factored.features.sums import State
-from attnspec.backends.factored.softmax import attend, by_scores, check_no_dropout, repeated
+from attnspec.backends.factored.softmax import attend, by_scores, check_no_dropout
 from attnspec.lower.work import Call, Work, mechanism_of
 
 BY_KEY_HEAD = "linformer", "efficient"

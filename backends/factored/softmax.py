@@ -60,13 +60,6 @@ def by_scores(scores: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) 
     return weights @ v
 
 
-def repeated(x: Tensor, heads: int) -> Tensor:
-    """Key heads [B, K, n, d] as [B, heads, n, d], each beside the query heads that read it."""
-    if x.shape[1] == heads:
-        return x
-    return x.repeat_interleave(heads // x.shape[1], 1)
-
-
 def check_no_dropout(name: str, dropout_p: float) -> None:
     """Raises ValueError for a formula without weights to drop."""
     if dropout_p:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from attnspec.backends.flex.steps import BLOCK, LARGEST, MASKED, flex_steps
 from attnspec.layout.steps import READING, amounts_of, seconds_of
 from attnspec.lower.costs import Amounts, work_seconds
-from attnspec.lower.work import MERGED, Kernel, Work
+from attnspec.lower.work import MERGED, Heads, Kernel, Work
 from attnspec.version import is_installed
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class FlexBackend:
     def steps(self, work: Work) -> tuple[str, ...]:
         return tuple(str(band) for band in flex_steps(work, work.device))
 
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+    def build(self, work: Work, heads: Heads, device: torch.device) -> Kernel:
         from attnspec.backends.flex.kernel import FlexKernel
 
         return FlexKernel(work, heads, device, flex_steps(work, device.type))

@@ -23,8 +23,9 @@ from attnspec.backends.common.composed import filled, places_of
 from attnspec.backends.common.exact import ByKeyHead, grouped, has_numbers, rows_of_size
 from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.score_formula import scale_of, widened
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.scores import ScoreFunction
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.flex.attention import Blocks, Kind, attend, number_on
 from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
@@ -34,7 +35,7 @@ from attnspec.ir.scalars import PAIR, Apply, Symbol
 from attnspec.ir.scores import TABLE, S
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
-from attnspec.lower.work import BackendError, Call, Work
+from attnspec.lower.work import BackendError, Call, Heads, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
@@ -52,7 +53,7 @@ class FlexKernel(ByTables):
     reuses = ()
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, bands: Sequence[Banded]
+        self, work: Work, heads: Heads, device: torch.device, bands: Sequence[Banded]
     ) -> None:
         super().__init__(work, heads, device)
         steps = [FlexStep(band, work, device) for band in bands]
@@ -64,7 +65,6 @@ class FlexKernel(ByTables):
             # as a constant, each would be compiled apart
             self.fixed["#scale"] = torch.tensor(work.scale, device=device)
             self.statements = (Apply("*", (S, Symbol("#scale"))), *self.statements)
-        self.finds_lse = device.type != "cpu"
 
     def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
         if call.dropout_p or not has_numbers(q, k, v) or q.dtype not in TYPES or not self.steps:
@@ -72,7 +72,7 @@ class FlexKernel(ByTables):
         # on a GPU the gradient of a learned table is added up by atomic operations, in any order
         settled = not q.is_cpu and not torch.are_deterministic_algorithms_enabled()
         needed = call.tables.values() if not q.is_cpu else (q, k, v, *call.tables.values())
-        return settled or not (torch.is_grad_enabled() and any(x.requires_grad for x in needed))
+        return settled or unseen(*needed)
 
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         if not q.is_cpu:
@@ -83,7 +83,7 @@ class FlexKernel(ByTables):
     def _fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], on the CPU zeros."""
         shape, out_size, several = q.shape[:3], v.shape[-1], len(self.steps) > 1
-        scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
+        scale = self.scale_of(q.shape[-1]) if self.work.scale is None else 1.0
         keys, parts = k.shape[1], [q, k, v]
         if call.padding is not None or self.work.reads:
             # each sample has lists of its own, which all of its heads share
@@ -100,7 +100,7 @@ class FlexKernel(ByTables):
             tuple(changes),
             padded=call.padding is not None,
             own=any(step.tiles.looks for step in self.steps),
-            lse=self.finds_lse,
+            lse=not q.is_cpu,
             bounded=not self.work.changes.everywhere,
         )
         if several:
@@ -167,7 +167,7 @@ class FlexStep:
 
     def blocks(self, call: Call, samples: int) -> Blocks:
         """What a call leaves of the step, kept while the same inputs and padding come again."""
-        read = [*(call.data[name] for name in self.reads)]
+        read = [call.data[name] for name in self.reads]
         read += [] if call.padding is None else [call.padding]
         if self.whole is not None and not read:
             return self.whole
@@ -175,7 +175,7 @@ class FlexStep:
 
     def _left(self, call: Call, samples: int) -> Blocks:
         """The blocks of a call of so many samples."""
-        masks = self.tiles({name: call.data[name] for name in self.reads}, samples)
+        masks = self.tiles(call.data, samples)
         if self.tiles.looks and masks.bits.numel() > INDEXED:
             raise BackendError(
                 f"the backend 'flex' refuses: masks of {len(masks.some)} samples take"

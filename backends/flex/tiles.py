@@ -56,7 +56,7 @@ class StepTiles:
     def __init__(
         self, band: Banded, work: Work, device: torch.device, shape: tuple[int, int] | None = None
     ) -> None:
-        self.band, self.n, self.device = band, band.n_k, device
+        self.n, self.device = band.n_k, device
         self.layout = layout = band.layout
         self.sizes = layout.q.size, layout.k.size
         self.shape = shape or self.sizes
@@ -67,11 +67,11 @@ class StepTiles:
         words = np.packbits(np.pad(masks_of(layout), room), axis=2, bitorder="little").view("<i4")
         bits = self._brought(words.ravel(), np.int32)
         # a tile may have fewer keys than there is room for
-        self.fills = layout.k.size == self.shape[1]
+        self.fills = layout.k.size == wide
         full = numbers[None] == (WHOLE if self.fills else -1)
         self.static = Masks(numbers[None], torch.ones_like(full), full, bits)
         labels = labels_of(work.relation)
-        self.labels = () if labels is None else labels[0]
+        self.labels = labels or ()
         self.looks = labels is None
         if self.looks:
             reading = reading_of(work.relation)

@@ -72,9 +72,9 @@ class TorchCallKernel(SoftmaxKernel):
         self.groups, self.work, self.device = groups, groups[0][0], device
         self.heads = tuple(head for _, members in groups for head in members)
         self.form = form_of(self.work) if len(groups) == 1 else Form.MASK
-        # how many there are for the heads of a sample
+        # those of the masks of a sample
         several = self.work.changes or self.work.decided or len(groups) > 1
-        self.masks = len(self.heads) if several else 1
+        self.numbers = (len(self.heads) if several else 1) * self.work.n_q * self.work.n_k
         self._biases: dict[torch.dtype, Tensor] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
@@ -146,7 +146,7 @@ class TorchCallKernel(SoftmaxKernel):
     def _of_padding(self, padding: Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
         """The parts for real keys bool [B, n_k]: one call with a mask for every sample where these
         are small, else calls without; None where real keys are in several ranges."""
-        if len(padding) * self.masks * self.work.n_q * self.work.n_k <= LIMITS.mask_kept:
+        if len(padding) * self.numbers <= LIMITS.mask_kept:
             return self._masked(padding, kind)
         parts = list[Part]()
         for samples, real in samples_of(len(padding), padding):
@@ -239,7 +239,7 @@ class TorchCallKernel(SoftmaxKernel):
         read = [call.data[name] for name in self.work.reads]
         if call.padding is not None:
             read.append(call.padding)
-        numbers = self.masks * self.work.n_q * self.work.n_k * max([1, *map(len, read)])
+        numbers = self.numbers * max([1, *map(len, read)])
         by_inputs = all(leaf.by_inputs for leaf in self.work.decided)
         return read, by_inputs and numbers <= LIMITS.mask_call
 

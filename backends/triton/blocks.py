@@ -189,9 +189,7 @@ def scores_of(q, k, queries, keys, look, sample, number, masked: tl.constexpr):
     else:
         scores = scores * (look.scale * LOG2E)
     if masked or look.padded or look.alike > 0 or look.changes > 0 or not look.whole:
-        mask = queries[2][:, None] & keys[2][None, :]
-        if look.alike > 0:
-            mask = are_alike(look, sample, queries, keys)
+        mask = are_alike(look, sample, queries, keys)
         if masked:
             mask = mask & held_in(look, number, queries[0], keys[0])
         scores = tl.where(mask, scores, float("-inf"))

@@ -111,22 +111,20 @@ class TritonKernel(Launching, ByTables):
         self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> list[Launches]:
         shape, launches = tensors[0].shape[:4], []
-        read, laid_out = [call.data[name] for name in self.work.reads], [(EVERY, self.steps)]
+        every = slice(0, shape[0])
+        read, laid_out = [call.data[name] for name in self.work.reads], [(every, self.steps)]
         if read and self.tiles:
 
             def together() -> list[Step]:
-                data = dict(zip(self.work.reads, read, strict=True))
                 pairs = zip(self.steps, self.tiles, strict=True)
-                return [replace(step, masks=tiles(data, shape[0])) for step, tiles in pairs]
+                return [replace(step, masks=tiles(call.data, shape[0])) for step, tiles in pairs]
 
-            laid_out = [(EVERY, self.last.get(read, together, shape[0]))]
+            laid_out = [(every, self.last.get(read, together, shape[0]))]
         elif read:
             samples = ([x[at] for x in read] for at in range(shape[0]))
             laid_out = [(slice(at, at + 1), self._of_sample(x)) for at, x in enumerate(samples)]
         for of, steps in laid_out:
-            line = call.line + (of.start or 0) * len(self.heads)
-            padding = None if call.padding is None else call.padding[of]
-            its = replace(call, padding=padding, line=line)
+            its = call.of_samples(of, len(self.heads))
             part = Part(of, EVERY, EVERY, shape, self.work.n_k, its)
             launches.append(Launches(self.look, steps, part, tensors, scale, back))
         return launches

@@ -36,7 +36,7 @@ def test_each_pair_stands_once(body: str) -> None:
         ((work, _),) = Binder(spec.program).works(0, 1, n_q, n)
         mask = spec.mask(n)[n - n_q :]
         assert np.array_equal(times(tables_of_work(work)), mask)
-        assert np.array_equal(times(natural_tables(work.relation, n_q, n, 32)), mask)
+        assert np.array_equal(times(natural_tables(work, 32)), mask)
 
 
 X, Y = "input x: ids ", "input y: ids "
@@ -105,7 +105,7 @@ def test_blocks_with_masks_of_their_own_are_read_by_tiles() -> None:
     )
     ((work, _),) = Binder(spec.program).works(0, 1, 600, 600)
     kinds = set()
-    for tables in (tables_of_work(work), natural_tables(work.relation, 600, 600, 16)):
+    for tables in (tables_of_work(work), natural_tables(work, 16)):
         masks = [batch.mask for batch in tables.batches if isinstance(batch.mask, Tiled)]
         kinds |= {int(kind) for mask in masks for kind in mask.kinds.ravel().clip(-2, 0)}
         assert differing(tables, work) == []

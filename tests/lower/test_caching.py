@@ -100,4 +100,4 @@ def test_a_build_that_fails_or_is_gone_is_waited_for_by_nobody() -> None:
     cache._building["c"] = gone, threading.Event()
     assert cache.get("c", lambda: 5) == 5
     assert [cache.get(key, lambda: 0) for key in "abc"] == [3, 4, 5]
-    assert cache.get("d", lambda: 6) == len(cache) + 3
+    assert cache.get("d", lambda: 6) == len(cache.kept) + 3

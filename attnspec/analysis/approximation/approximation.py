@@ -103,7 +103,7 @@ class _Task:
 
         n = len(self.q)
         work = Work(Full(), n, n, self.scale, mechanism=method, causal=self.causal)
-        weights = weights_array(work, 0, self.q, self.k, learned or {})
+        weights = weights_array(work, self.q, self.k, learned or {})
         if not np.isfinite(weights).all():
             raise ValueError(f"q and k are too large for the features of `{method.name}`")
         return weights

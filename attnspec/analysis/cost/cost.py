@@ -22,7 +22,7 @@ from attnspec.backends.planner import AUTO, TABLES, choose
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in, require_supported
 from attnspec.ir.program import Crossing, Program
 from attnspec.layout.orders import NATURAL
-from attnspec.layout.steps import bands_of
+from attnspec.layout.steps import work_bands
 from attnspec.layout.tiling import Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
@@ -297,7 +297,7 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
         return replace(_dense(work, heads, size), quality="bound")
     pairs = moved = shared = 0
     quality: Quality = "bound"
-    bands = bands_of(work.relation, work.n_q, work.n_k)
+    bands = work_bands(work)
     for index, band in enumerate(bands):
         tiles = band.tiles
         quality = "estimate" if tiles.sampled else quality

@@ -18,7 +18,7 @@ from attnspec.graphs.operators import Intersection, Shift, Transpose, Union
 from attnspec.graphs.predicates.comparisons import Between, ranked_keys
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.progressions import shared_progressions
-from attnspec.graphs.relation import Progressions, Relation
+from attnspec.graphs.relation import Progressions, Relation, in_runs
 from attnspec.graphs.stack import TooMuch
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import InternalError
@@ -122,9 +122,7 @@ class Listed:
             return self.keys
         begin = self.pointers[queries]
         lengths = self.pointers[queries + 1] - begin
-        ends = np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        return np.asarray(self.keys[np.arange(total) + np.repeat(begin - ends + lengths, lengths)])
+        return np.asarray(self.keys[in_runs(begin, lengths)])
 
     def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
         into[self._keys_of(queries)] = True

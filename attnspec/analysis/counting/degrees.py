@@ -237,6 +237,4 @@ def most_keys(relation: Relation, n: int) -> np.ndarray:
         parts = np.stack([most_keys(term, n) for term in relation.terms])
         most = np.minimum(n, parts.sum(0)) if isinstance(relation, Union) else parts.min(0)
         return np.asarray(most)
-    if reads_data(relation):
-        return np.full(n, n, np.int64)
-    return degrees_of(relation, n)
+    return np.full(n, n, np.int64) if reads_data(relation) else degrees_of(relation, n)

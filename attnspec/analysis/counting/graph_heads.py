@@ -28,7 +28,7 @@ def note(report: Inquiry) -> str:
 def mechanism_note(report: Inquiry) -> str:
     """What mechanisms are taken for where reach is asked for, "" where there is none."""
     program = report.program
-    names = dict.fromkeys(a.mechanism.name for a in program.attends if a.mechanism is not None)
+    names = dict.fromkeys(each.name for each in program.mechanisms)
     if not names:
         return ""
     verb = "reads" if len(names) == 1 else "read"

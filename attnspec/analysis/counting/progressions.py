@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from attnspec.graphs.progressions import wide
-from attnspec.graphs.relation import Progressions
+from attnspec.graphs.relation import Progressions, in_runs
 from attnspec.limits import LIMITS
 
 Ends: TypeAlias = "tuple[int, int]"
@@ -94,12 +94,10 @@ class Group:
                 into[low : high + 1 : self.step] = True
             return ends
         lengths = end - begin
-        stops = np.cumsum(lengths)
-        if 4 * stops[-1] > self.n:
+        if 4 * lengths.sum() > self.n:
             into |= self.tally() > 0
             return ends
-        place = np.arange(stops[-1]) + np.repeat(begin - (stops - lengths), lengths)
-        into[self.positions(place)] = True
+        into[self.positions(in_runs(begin, lengths))] = True
         return ends
 
     def positions(self, place: np.ndarray) -> np.ndarray:

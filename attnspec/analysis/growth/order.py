@@ -19,7 +19,7 @@ from attnspec.analysis.quality import Figure
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in, unread_text
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
-from attnspec.ir.program import inputs_of, leaves
+from attnspec.ir.program import inputs_of
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -105,8 +105,7 @@ def _measured(
     if not counts[max(counts)] or len(lengths) < ENOUGH:
         return Figure("0" if not counts[max(counts)] else None, "estimate", note)
     edges = np.array([counts[length] for length in lengths], float)
-    every = (leaf for graph in stack.program.graphs for leaf in leaves(graph))
-    drawn = any("seed" in arguments_of(leaf) for leaf in every)
+    drawn = any("seed" in arguments_of(leaf) for leaf in stack.program.leaves)
     noise = 2 / math.sqrt(edges.min()) if drawn else 0.0
     return Figure(growth_text(nearest(np.array(lengths), edges, most, noise)), "estimate", note)
 

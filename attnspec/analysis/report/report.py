@@ -193,8 +193,7 @@ class Report(Inquiry):
         return reach.told(self._influenced(), self.n, index_of("key", key))
 
     def path(self, query: int, key: int) -> Steps | None:
-        """The steps (layer, head, position) of a shortest path, None where there is none; raises
-        as `hops`."""
+        """The steps (layer, head, position) of a shortest path, None for none; raises as `hops`."""
         ends = index_of("query", query), index_of("key", key)
         return reach.path(self._influenced(), self.n, *ends)
 

@@ -20,7 +20,7 @@ from attnspec.compile.exports.block_rows import tiles_of
 from attnspec.compile.standalone.graphs import mask_text
 from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import StandaloneError
-from attnspec.compile.standalone.scores import numbers_in, score_text
+from attnspec.compile.standalone.scores import score_text
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import inputs_read
 from attnspec.graphs.relation import chosen_text
@@ -76,9 +76,9 @@ class FlexMask:
         """
         if self.n is not None:
             return self._mod(self._sides(self.n, self.m))
-        text, attends = self._mask_text, self.program.attends
+        text = self._mask_text
         # a pattern may be another one at another length, or the formula ask for n or m
-        changes = any(BY_NAME[leaf.pattern].changes for each in attends for leaf in each.leaves)
+        changes = any(BY_NAME[leaf.pattern].changes for leaf in self.program.leaves)
         if text is None or changes or text.settings["BY_LENGTH"]:
             length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
@@ -106,7 +106,7 @@ class FlexMask:
         made = self._weighing["score_mod_of"]
         if not first.scores:
             return None
-        asked = {name for value in numbers_in(first) for name in symbols(value)}
+        asked = {name for value in first.numbers for name in symbols(value)}
         if self.n is None and asked & {"n", QUERIES}:
             raise ValueError(f"the scores of `{self.program.name}` depend on n: write `to_flex(n)`")
         missing = [x.name for x in self.program.inputs if x.name not in self.inputs]
@@ -247,7 +247,7 @@ def flex_mask(
         raise ValueError(f"m = {m} needs n, the number of keys: write `to_flex(n, m={m})`")
     single = _of_layer(program, layer)
     given, declared = inputs or {}, {entry.name for entry in program.inputs}
-    needed = {x for each in single.attends if each.graph for x in inputs_of(each.graph)}
+    needed = {name for graph in single.graphs for name in inputs_of(graph)}
     if not needed <= given.keys() <= declared:
         raise AttnSpecError(
             f"`inputs` must have the names that `{program.name}` declares"
@@ -291,13 +291,14 @@ def _of_layer(program: Program, layer: int) -> Program:
     row = program.row(layer)
     kept = [*dict.fromkeys(row)]
     attends = tuple(program.attends[index] for index in kept)
-    for name in [attend.mechanism.name for attend in attends if attend.mechanism is not None]:
-        raise AttnSpecError(
-            f"layer {layer} of `{program.name}` has the mechanism `{name}`, which has no mask: use"
-            " `spec.compile()`"
-        )
+    for attend in attends:
+        if attend.mechanism is not None:
+            raise AttnSpecError(
+                f"layer {layer} of `{program.name}` has the mechanism `{attend.mechanism.name}`,"
+                " which has no mask: use `spec.compile()`"
+            )
     read = {name for each in attends for leaf in each.leaves for name in inputs_of(leaf)}
-    read.update(*(inputs_read(value) for attend in attends for value in numbers_in(attend)))
+    read.update(*(inputs_read(value) for attend in attends for value in attend.numbers))
     found = replace(
         program,
         attends=attends,

@@ -13,7 +13,7 @@ from attnspec.compile.standalone.formulas import LEAST
 from attnspec.compile.standalone.graphs import mask_text
 from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import StandaloneError
-from attnspec.compile.standalone.scores import numbers_in, score_text
+from attnspec.compile.standalone.scores import score_text
 from attnspec.graphs.bind import Situation
 from attnspec.graphs.relation import chosen_text
 from attnspec.ir.crossing import QUERIES
@@ -28,7 +28,7 @@ __all__ = ["StandaloneError", "standalone_module"]
 
 def standalone_module(program: Program, class_name: str) -> str:
     """All but the docstring of the file; raises StandaloneError for what no short file says."""
-    refusal, graphs = _refusal(program), all(each.mechanism is None for each in program.attends)
+    refusal, graphs = _refusal(program), not program.mechanisms
     try:
         for leaf in decided_leaves(program):
             raise StandaloneError(chosen_text(leaf.pattern))
@@ -53,23 +53,21 @@ def _refusal(program: Program) -> str:
     """The statement that refuses a trace of torch.export before torch does, with the reason; none
     where one program serves every length."""
     unless, refused = " and isinstance(k.shape[2], torch.SymInt)", " with a dynamic length"
-    graphs = [each.graph for each in program.attends if each.graph]
-    mechanisms = [each.mechanism.name for each in program.attends if each.mechanism]
-    patterns = {leaf.pattern for each in program.attends for leaf in each.leaves}
+    patterns = {leaf.pattern for leaf in program.leaves}
     if patterns & {"random", "random_blocks"}:
         why, unless, refused = "its pairs are drawn at random", "", ""
     elif "expander" in patterns:
         why = "its pairs are drawn for one length"
-    elif any(MECHANISMS[name].drawn for name in mechanisms):
+    elif any(MECHANISMS[each.name].drawn for each in program.mechanisms):
         why, refused = "it draws features", " without `strict=True`"
         unless = " and not torch.compiler.is_dynamo_compiling()"
-    elif mechanisms and program.causal:
+    elif program.mechanisms and program.causal:
         why = "its mechanism is computed in chunks"
     elif any("n" in symbols(each.scale or 0) for each in program.attends):
         why = "its scale depends on n"
-    elif any(_reads_root(scalar) for graph in graphs for _, _, scalar in scalars_of(graph)):
+    elif any(_reads_root(x) for graph in program.graphs for _, _, x in scalars_of(graph)):
         why = "its mask takes a root or logarithm of n"
-    elif any(_reads_root(value) for each in program.attends for value in numbers_in(each)):
+    elif any(_reads_root(value) for each in program.attends for value in each.numbers):
         why = "its scores take a root or logarithm of n"
     else:
         return ""

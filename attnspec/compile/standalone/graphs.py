@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from itertools import chain
-from typing import cast
 
 from attnspec.compile.standalone.expressions import closure
 from attnspec.compile.standalone.formulas import formula_of
 from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import Page, argument_of
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import Program, Term, inputs_of
+from attnspec.ir.program import Program, inputs_of
 from attnspec.limits import LIMITS
 
 
@@ -19,7 +18,7 @@ def mask_text(program: Program) -> Text:
     """The function that says which pairs there are, as FlexAttention takes it. BY_LENGTH is a
     setting that says whether formulas read a length."""
     page, slots = Page(program), list[list[str]]()
-    terms = [cast(Term, attend.graph) for attend in program.attends]
+    terms = program.graphs
     for term in terms:
         # what one draws, all may name
         page.checks.clear()

@@ -11,7 +11,7 @@ from attnspec.compile.standalone.lifting import Text
 from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import Attend, Program
+from attnspec.ir.program import Program
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.ir.scores import HEAD, NAMED, TABLE, Scores, alibi_slopes, bias
 from attnspec.lower.lower import bias_tables, buckets_of
@@ -76,11 +76,6 @@ def score_text(program: Program) -> Text:
     changed = bool(attend.scores)
     settings = {"NORMALIZE": attend.normalize, "CHANGED": changed, "FUSED": adds, "PARTS": parts}
     return Text(functions, settings)
-
-
-def numbers_in(attend: Attend) -> list[Scalar]:
-    """The numbers that the scores of an attend are changed by."""
-    return [value for score in attend.scores for _, value in score.arguments]
 
 
 def _of_score(change: Operand, value: Scalar, page: Page) -> str:

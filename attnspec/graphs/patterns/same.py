@@ -18,6 +18,7 @@ from attnspec.graphs.relation import (
     Relation,
     Tiles,
     covered,
+    in_runs,
     values_of,
 )
 from attnspec.graphs.token_sets import Data
@@ -54,10 +55,8 @@ class Same(Relation):
     def rows(self, first: int, last: int, n: int) -> Edges:
         order, begin, count = self._groups(n)
         lengths = count[first:last]
-        ends = np.cumsum(lengths)
-        within = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
         # a stable sort keeps the positions of a label in ascending order
-        keys = order[np.repeat(begin[first:last], lengths) + within]
+        keys = order[in_runs(begin[first:last], lengths)]
         return np.repeat(np.arange(first, max(first, last)), lengths), keys
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:

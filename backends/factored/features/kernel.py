@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnspec.backends.common.exact import repeated
 from attnspec.backends.common.merging import Outputs, wide_type
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.factored.directions import directions
 from attnspec.backends.factored.features.maps import Summing, Tables
 from attnspec.backends.factored.features.sums import Given, State, Weighed
-from attnspec.backends.factored.softmax import check_no_dropout, repeated
+from attnspec.backends.factored.softmax import check_no_dropout
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
@@ -80,8 +81,7 @@ class FeatureKernel(Summing):
         (batch, heads, rows, size), declared = q.shape, self.declared
         check_no_dropout(declared.name, call.dropout_p)
         kind, padding = wide_type(q), call.padding
-        parts = (part.name for part in declared.parts())
-        tables = {name: call.tables[name].to(kind) for name in parts}
+        tables = {part.name: call.tables[part.name].to(kind) for part in declared.parts()}
         gate: tuple[Tensor, ...] = ()
         if isinstance(declared, Favor | Rbf | Rfa):
             # drawn anew every so many calls in training, never where that is 0

@@ -121,17 +121,17 @@ class _Launches:
             self.f, self.g, frames = self._features(back)
         else:
             self.f, self.g = in_rows(given.q), in_rows(given.k[:, None])
-        self.v = in_rows(given.v[:, None])
-        self.tensors = tuple(rows_of(x) for x in (self.f, self.g, self.v))
+        v = in_rows(given.v[:, None])
+        self.tensors = tuple(rows_of(x) for x in (self.f, self.g, v))
         times = frames or (self.f, self.f)
         padding = padding_of(given.padding, self.f)
         self.frames = Frames(padding, *(x.contiguous() for x in times))
-        self.width = self.f.shape[-1] * (self.v.shape[-1] + how.divides)
+        features, values = self.f.shape[-1], v.shape[-1]
+        self.width = features * (values + how.divides)
         # 128 float32 values of each position of a chunk are 147 KB
         narrow = back or (
             given.q.dtype != torch.bfloat16 and attention.room_on(given.q.device) < TIGHT
         )
-        features, values = self.f.shape[-1], self.v.shape[-1]
         wide, tall = (
             min(most, block_of(size)) for most, size in ((WIDE, features), (TALL[narrow], values))
         )
@@ -168,7 +168,7 @@ class _Launches:
             if not request.gate:
                 above = (start[..., None] + of_rows[..., self.first :]).to(self.kind)
                 logs = logs + above.repeat(1, 1, self.repeat).flatten(1)
-        shape = self.batch, self.repeat, self.length - self.first
+        shape = self.logs.shape
         self.logs = logs.reshape(shape)
         kept = torch.bfloat16 if request.q.dtype == torch.bfloat16 else self.kind
         f = in_rows(queries.detach().reshape(*shape, -1).to(kept))
@@ -223,10 +223,9 @@ class _Launches:
         if direct:
             return
         # from features to rows, tables and gates
-        left, right, of_f, of_g = (x.to(kind) for x in (self.f, self.g, of_f, of_g))
         if into.gate:
-            into.gate[0].add_((right * of_g).sum(-1)[:, 0])
-            into.gate[1][:, self.first :].sub_((left * of_f).sum(-1).sum(1))
+            into.gate[0].add_((self.g * of_g).sum(-1)[:, 0])
+            into.gate[1][:, self.first :].sub_((self.f * of_f).sum(-1).sum(1))
         request, features = self.made
         leaves, targets = ((x.q, x.k, *x.tables.values()) for x in (request, into))
         upper = of_f.reshape(features[0].shape), of_g.reshape(features[1].shape)
@@ -239,8 +238,7 @@ class _Launches:
     def _above(
         self, out: Tensor, totals: Tensor, grad: Tensor, of_totals: Tensor
     ) -> tuple[Rows, Rows, Rows]:
-        """The gradients of outputs, what these are divided by, and the gradients of the sums of
-        weights."""
+        """The gradients of outputs, of what these are divided by, and of the sums of weights."""
         grad = in_rows(grad)
         of_sums, of_weights = torch.exp(self.logs), torch.zeros_like(totals)
         if self.how.divides:
