@@ -51,8 +51,7 @@ class _Tiled:
 
 @dataclass(frozen=True, eq=False)
 class EdgeTable:
-    """The edges of a graph of n nodes: row q has the keys `keys[starts[q]:starts[q + 1]]`, int32,
-    ascending."""
+    """The edges of n nodes: row q has the keys `keys[starts[q]:starts[q + 1]]`, int32, rising."""
 
     n: int
     starts: np.ndarray

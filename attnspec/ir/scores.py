@@ -35,8 +35,7 @@ class Scores:
 
     @cached_property
     def added(self) -> Scalar | None:
-        """The finite number that is added to the score, free of it; None where something else is
-        done to it."""
+        """The finite number added to the score, free of it; None where something else is done."""
         total: Scalar = 0
         for value in self.statements:
             more = _added(value)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from threading import local
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -168,9 +168,12 @@ class Blocks:
 
     def add(self, into: Tensor, shares: Tensor) -> None:
         """Add [blocks, c, height, …] to rows of [c, rows, …]; several blocks may share a row."""
-        if self.distance is not None and (self.count == 1 or self.distance >= self.height):
-            # a view of blocks that have rows in common would add to these once
-            self.views(into)[0] += shares  # type: ignore[index]
+        if self.distance is not None:
+            # blocks of one view must have no row in common, which would be added to once
+            step = 1 if self.count == 1 else -(-self.height // self.distance)
+            (blocks,) = cast("list[Tensor]", self.views(into))
+            for first in range(min(step, self.count)):
+                blocks[first::step] += shares[first::step]
         elif self.tile_index is not None:
             tiles = shares.transpose(0, 1).reshape(len(into), -1, self.tile, shares.shape[-1])
             _add_at(_tiles(into, self.tile), self.tile_index, tiles)

@@ -44,8 +44,7 @@ class ByTables(SoftmaxKernel):
 
 
 class SteppedKernel(WalkingKernel, ByTables):
-    """Softmax attention over the tables of disjoint steps, on the CPU, with changed scores if
-    there are any."""
+    """Softmax attention over the tables of disjoint steps on the CPU, of changed scores, too."""
 
     def __init__(
         self, work: Work, heads: Heads, device: torch.device, tables: Tables | None = None

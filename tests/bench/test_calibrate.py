@@ -65,6 +65,7 @@ def amounts() -> list[Amounts]:
 @pytest.mark.slow
 def test_the_trials_decide_every_rate(amounts: list[Amounts]) -> None:
     assert {name for each in amounts for name, amount in each.items() if amount} == set(NAMES)
+    assert max(map(USUAL.seconds, amounts)) <= calibrate.DEAREST
     faster = fitted(amounts, [USUAL.seconds(each) / 5 for each in amounts], USUAL)
     for name in NAMES:
         assert getattr(faster, name) == pytest.approx(getattr(USUAL, name) / 5, rel=0.01)

@@ -133,8 +133,7 @@ class Given(NamedTuple):
         return values.masked_fill(~self.padding[..., None], 0.0), log
 
     def values(self) -> Tensor:
-        """Rows of values [N, n, e], those of padding 0: behind each a 1, whose sum is that of the
-        weights."""
+        """Rows of values [N, n, e], 0 for padding: behind each a 1, whose sum is the weights'."""
         v = pad(self.v.to(self.kind), (0, int(self.how.divides)), value=1.0)
         return v if self.padding is None else v.masked_fill(~self.padding[..., None], 0.0)
 
