@@ -98,14 +98,12 @@ class Prepared:
     start: int = 0
 
     def cut(self, whole: Parts) -> list[Parts]:
-        """The parts of each group; in one step where these follow one another: the gradients of
-        single slices are added up in as many tensors of all heads."""
+        """The parts of each group; of one split if possible: slices have gradients of all heads."""
         q, k, _ = whole
         if self.order is not None or q.shape[1] != k.shape[1]:
             return [group.parts(*whole) for group in self.groups]
         sizes = [len(group.heads) for group in self.groups]
-        cut = (x.split(sizes, 1) for x in whole)  # type: ignore[no-untyped-call]
-        return list(zip(*cut, strict=True))
+        return list(zip(*(torch.split(x, sizes, 1) for x in whole), strict=True))
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The outputs of the groups, [B, H, …], in the order of the heads."""

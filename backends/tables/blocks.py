@@ -164,7 +164,8 @@ class Blocks:
         else:
             for x, y in zip(there, result, strict=True):
                 if x.data_ptr() != y.data_ptr():
-                    x.copy_(y.view(x.shape))
+                    # one block of all these rows, maybe, so that lines come first
+                    x.transpose(0, 1).copy_(y.transpose(0, 1).reshape(x.transpose(0, 1).shape))
 
     def add(self, into: Tensor, shares: Tensor) -> None:
         """Add [blocks, c, height, …] to rows of [c, rows, …]; several blocks may share a row."""
@@ -275,8 +276,7 @@ class Repeated(Order):
         return super().room(**dict(zip(named, room, strict=True)))
 
     def raw(self, part: Partial) -> Partial:
-        """What `room` takes of an output [..., h, e] and its log-sum-exps: an output not divided by
-        the total of its weights, the greatest score in units of ln 2, and the total: [b, 2, h]."""
+        """The output, and as [b, 2, h] the log-sum-exp in units of ln 2, and what divides it: 1."""
         out, lse = part
         return out, torch.cat([lse * LOG2E, torch.ones_like(lse)], 1)
 

@@ -62,8 +62,7 @@ class ScoreChanges:
     def _changed(
         self, piece: Piece, q: Tensor, k: Tensor, bias: Tensor | None, tables: Learned
     ) -> Tensor:
-        """What the scores of a piece [blocks, c, h, w] become under a mask that is added, with
-        these tables."""
+        """What scores of a piece [blocks, c, h, w] become under a mask, which is added."""
         placed, heads = self._of(piece)
         scores = q @ repeated(k, q.shape[1]).mT
         left, bias = None, self._hidden(piece, bias)

@@ -155,13 +155,17 @@ class DecidedTables(WalkingKernel):
         return into, tables
 
     def _steps(self, part: Part, size: int, factors: list[Tensor] | None) -> Iterator[ListedStep]:
-        """The steps of a part; a call that trains keeps them where their masks take no more bytes
-        than queries, keys, values and outputs do."""
+        """The steps of a part; a call with derivatives keeps them unless their masks are large."""
         kept, key, steps = part.call.kept, str(part.queries), []
-        if kept and key in kept and factors is None:
-            yield from kept[key]
+        # no more bytes than queries, keys, values and outputs take
+        room = 16 * size * math.prod(part.sizes)
+        if kept is None or factors is not None:
+            kept, room = {}, 0
+        for step in kept.get(key, ()):
+            yield step
+            step.cut = ()  # pieces and their step would keep each other
+        if key in kept:
             return
-        room = 0 if kept is None else 16 * size * math.prod(part.sizes)
         layouts = part.tables(self.parts.products)
         for step in listed_steps(layouts, self.rest is not None, size, factors):
             room -= step.nbytes
@@ -169,7 +173,7 @@ class DecidedTables(WalkingKernel):
                 step.keeps = True
                 steps.append(step)
             yield step
-        if kept is not None and room > 0:
+        if room > 0:
             kept[key] = steps
 
     def _parts(self, q: Tensor, call: Call, grads: Learned) -> Iterator[Walked]:

@@ -80,8 +80,8 @@ def _total(layouts: Sequence[Placed], size: int) -> int:
     if len(layouts) < 2 or len({placed.q.size for placed in layouts}) > 1:
         return 0
     total = sum(placed.lists[..., 0].numel() * placed.q.size * placed.repeat for placed in layouts)
-    # a buffer that is not kept would lose what the layouts before put there
-    fits = (total + 1) * size <= min(LIMITS.partials, LIMITS.buffer)
+    # a buffer that is not kept loses what is there; gradients may have one more column
+    fits = (total + 1) * (size + 1) <= min(LIMITS.partials, LIMITS.buffer)
     return total if fits and all(map(_is_tall, layouts)) else 0
 
 

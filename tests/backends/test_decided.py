@@ -63,6 +63,13 @@ def test_backends_compute_what_the_definition_does(body: str, n: int) -> None:
     assert "auto" in found
 
 
+def test_bent_scores_of_low_tiles_with_several_key_tiles_in_a_piece() -> None:
+    spec = spec_of("heads 2 attend topk(blocks = 4, size = 8, queries = 4) score softcap(cap = 2)")
+    call = Call(Case(spec, 256), "plain", torch.float64)
+    made, meant = (call.said(spec.compile(x).double()) for x in ("tables", "dense"))
+    assert not errors(made, meant, meant)
+
+
 @pytest.mark.parametrize("body", ["attend sinkhorn(size = 4)", "attend cluster(of = q, count = 3)"])
 def test_second_derivatives_of_learned_parts_agree(body: str) -> None:
     given, grads = [torch.randn(1, 1, 11, 6).double().requires_grad_() for _ in range(3)], []

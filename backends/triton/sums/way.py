@@ -194,8 +194,7 @@ class _Launches:
         return states
 
     def outputs(self, out: Tensor, totals: Tensor) -> Tensor:
-        """Fills the outputs [N, R, n_q, e], and the sums of weights [N, R, n_q], whose frames it
-        returns."""
+        """Fills the outputs [N, R, n_q, e] and the sums of weights [N, R, n_q]; returns frames."""
         into = rows_of(out), rows_of(totals), rows_of(self.logs)
         with running_on(self.f.device):
             states = self._states(self.tensors[1], self.tensors[2], False)
