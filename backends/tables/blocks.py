@@ -493,10 +493,9 @@ class WalkingKernel(SoftmaxKernel):
                         part = step.forward(parts, bias, scale, room)
                     else:
                         part = flash(*parts, 0.0, False, attn_mask=bias, scale=scale)
-                    if isinstance(queries, Repeated) and room is None:
-                        part = queries.raw(part)
                     if room is None:
-                        piece.into.put(now, part, merges)
+                        raw = queries.raw(part) if isinstance(queries, Repeated) else part
+                        piece.into.put(now, raw, merges)
                 queries.put(lines, now, step.merges)
             clear_empty(out, lse)
             _put_back([x[of_q] for x in result], lines)

@@ -163,14 +163,14 @@ class DecidedTables(WalkingKernel):
             kept, room = {}, 0
         for step in kept.get(key, ()):
             yield step
-            step.cut = ()  # pieces and their step would keep each other
+            step.cut.clear()  # pieces and their step would keep each other
         if key in kept:
             return
         layouts = part.tables(self.parts.products)
         for step in listed_steps(layouts, self.rest is not None, size, factors):
             room -= step.nbytes
             if room > 0:
-                step.keeps = True
+                step.cut.extend(step.pieces_of(size))
                 steps.append(step)
             yield step
         if room > 0:

@@ -106,8 +106,8 @@ class ListedStep(Step):
         if factors is not None:
             factors.append(torch.zeros(lists.shape, dtype=torch.float64, device="cpu"))
             self.weigh = partial(_weigh, factors[-1].view(-1))
-        self.nbytes, self.keeps = 0, False
-        self.cut: Sequence[ListedPiece] = ()
+        # the bytes of masks, and the pieces where these are kept
+        self.nbytes, self.cut = 0, list[ListedPiece]()
         self.width = lists.shape[2]
         self.tiles = lists.flatten().numpy()
         self.own = rows = placed.q.rows(part)
@@ -180,11 +180,9 @@ class ListedStep(Step):
         return groups, places.reshape(-1, self.width)
 
     def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterable[ListedPiece]:
-        if self.keeps and not self.cut:
-            self.cut = list(self._pieces_of(size))
-        return self.cut or self._pieces_of(size)
+        return self.cut or self.pieces_of(size)
 
-    def _pieces_of(self, size: int) -> Iterator[ListedPiece]:
+    def pieces_of(self, size: int) -> Iterator[ListedPiece]:
         """The pieces of all groups, of so many scores as stay in the cache."""
         for entries, first in self.groups:
             count, many = entries.shape
