@@ -58,18 +58,21 @@ class Blocks:
         return torch.from_numpy(none.nonzero()[0]) if none.any() else None
 
     @cached_property
-    def distance(self) -> int | None:
-        """How far the next block is, of rows that follow one another; None for other blocks."""
+    def lattice(self) -> tuple[int, int] | None:
+        """How far the next block is, and the next row of a block, if that is the same everywhere
+        and no row is missing; else None."""
         rows = self.rows
         count, width = rows.shape
         first, last = int(rows[0, 0]), int(rows[-1, -1])
         apart = int(rows[1, 0]) - first if count > 1 else 1
+        step = int(rows[0, 1]) - first if width > 1 and self.size == 1 else 1
         # the ends alone say so of most blocks that are scattered
-        if first < 0 or apart <= 0 or last - first != (count - 1) * apart + width - 1:
+        ends = (count - 1) * apart + (width - 1) * step
+        if first < 0 or min(apart, step) <= 0 or last - first != ends:
             return None
         starts = np.arange(first, first + count * apart, apart)
-        lies = (rows == starts[:, None] + np.arange(width)).all()
-        return apart * self.size if lies else None
+        lies = (rows == starts[:, None] + step * np.arange(width)).all()
+        return (apart * self.size, step) if lies else None
 
     @cached_property
     def tile(self) -> int:
@@ -108,12 +111,12 @@ class Blocks:
 
     def views(self, *tensors: Tensor) -> list[Tensor] | None:
         """The blocks of tensors [c, rows, …] as views [blocks, c, height, …], or None."""
-        if self.distance is None:
+        if self.lattice is None:
             return None
-        first, views = int(self.rows[0, 0]) * self.size, []
+        (apart, step), first, views = self.lattice, int(self.rows[0, 0]) * self.size, []
         for x in tensors:
             size, row = (self.count, x.shape[0], self.height, *x.shape[2:]), x.stride(1)
-            strides = self.distance * row, *x.stride()
+            strides = apart * row, x.stride(0), step * row, *x.stride()[2:]
             views.append(x.as_strided(size, strides, x.storage_offset() + first * row))
         return views
 
@@ -169,9 +172,11 @@ class Blocks:
 
     def add(self, into: Tensor, shares: Tensor) -> None:
         """Add [blocks, c, height, …] to rows of [c, rows, …]; several blocks may share a row."""
-        if self.distance is not None:
+        if self.lattice is not None:
             # blocks of one view must have no row in common, which would be added to once
-            step = 1 if self.count == 1 else -(-self.height // self.distance)
+            apart, row = self.lattice
+            within = apart * (self.count - 1) < row
+            step = 1 if within else -(-self.height * row // apart)
             (blocks,) = cast("list[Tensor]", self.views(into))
             for first in range(min(step, self.count)):
                 blocks[first::step] += shares[first::step]
@@ -185,11 +190,9 @@ class Blocks:
 
 def _add_at(into: Tensor, index: Tensor, x: Tensor) -> None:
     """Add x [c, m, …] to the places of an index, which may stand there several times."""
-    if len(into) == 1:
-        # torch adds along the first axis several times as fast
-        into[0].index_add_(0, index, x[0].to(into.dtype))
-    else:
-        into.index_add_(1, index, x.to(into.dtype))
+    # torch adds along the first axis several times as fast
+    for line, share in zip(into, x, strict=True):
+        line.index_add_(0, index, share.to(into.dtype))
 
 
 def _tiles(x: Tensor, size: int) -> Tensor:
@@ -216,64 +219,53 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return buffer[:count].view(shape)
 
 
+def scratch_rows(use: str, x: Tensor, places: int) -> Tensor:
+    """A buffer [c, places, …] for what belongs to [c, rows, …]."""
+    return scratch(use, (len(x), places, *x.shape[2:]), x.dtype)
+
+
 class Order:
     """Rows of a tensor one behind the other, int64 [places], -1 for a place without a row; where
     `rows` is None, as they lie: then nothing is moved."""
 
     def __init__(self, rows: np.ndarray | None = None) -> None:
-        self.natural = rows is None
-        self.blocks = Blocks(np.zeros((1, 1), np.int64) if rows is None else rows[None])
-        self.places = self.blocks.height
+        self.blocks = None if rows is None else Blocks(rows[None])
 
     def take(self, **named: Tensor) -> Sequence[Tensor]:
         """[c, rows, …] -> [c, places, …] in buffers of their names."""
-        return (*named.values(),) if self.natural else [x[0] for x in self.blocks.read(**named)]
-
-    def room(self, **named: Tensor) -> Sequence[Tensor]:
-        """Buffers [c, places, …] of their names for what belongs to tensors [c, rows, …]; these
-        themselves where they are as they lie."""
-        if self.natural:
-            return (*named.values(),)
-        return [
-            scratch(name, (len(x), self.places, *x.shape[2:]), x.dtype) for name, x in named.items()
-        ]
+        blocks = self.blocks
+        return [x[0] for x in blocks.read(**named)] if blocks else (*named.values(),)
 
     def zeros(self, **named: Tensor) -> Sequence[Tensor]:
-        """The same with zeros in buffers."""
-        room = self.room(**named)
-        return room if self.natural else [x.zero_() for x in room]
-
-    def put(self, into: Sequence[Tensor], rows: Sequence[Tensor], more: bool) -> None:
-        """Put what there is in `room` where it belongs, as `Blocks.put` does."""
-        if not self.natural:
-            self.blocks.put(into, (rows[0][None], rows[1][None]), more)
+        """Zeros in buffers [c, places, …] of their names, for what is added to [c, rows, …]; these
+        themselves where they are as they lie."""
+        if self.blocks is None:
+            return (*named.values(),)
+        return [scratch_rows(name, x, self.blocks.height).zero_() for name, x in named.items()]
 
     def add(self, into: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
         """Add what there is in `zeros` to the rows [c, rows, …] that it stands for."""
-        for x, y in zip(into, rows, strict=True) if not self.natural else ():
-            self.blocks.add(x, y[None])
+        if self.blocks is not None:
+            for x, y in zip(into, rows, strict=True):
+                self.blocks.add(x, y[None])
 
 
 AS_THEY_LIE = Order()
 
 
-class Repeated(Order):
-    """Rows int64 [m], -1 for none, that are read where they lie, and of which each is computed at
-    several of `count` places, by one step or some: int64 [m, r], `count` for none; None before the
-    last of these steps."""
+class Repeated:
+    """Rows of queries int64 [m], -1 for none, of which each is computed at several of `count`
+    places, by one step or some: int64 [m, r], `count` for none; None before the last step."""
 
     def __init__(self, rows: np.ndarray, places: Tensor | None, count: int) -> None:
-        super().__init__(rows)
         # the last place stands for none
-        self.places, self.each = count + 1, places
-
-    def take(self, **named: Tensor) -> Sequence[Tensor]:
-        return (*named.values(),)
+        self.blocks, self.each, self.places = Blocks(rows[None]), places, count + 1
 
     def room(self, **named: Tensor) -> Sequence[Tensor]:
-        """Of an output and its log-sum-exps, room for `raw` ones."""
+        """Buffers [1, places, …] of their names for an output [1, rows, e] or its gradient, and
+        [2, places] for `raw` log-sum-exps."""
         room = [x if x.dim() > 2 else x.expand(2, -1) for x in named.values()]
-        return super().room(**dict(zip(named, room, strict=True)))
+        return [scratch_rows(x, y, self.places) for x, y in zip(named, room, strict=True)]
 
     def raw(self, part: Partial) -> Partial:
         """The output, and as [b, 2, h] the log-sum-exp in units of ln 2, and what divides it: 1."""
@@ -281,6 +273,7 @@ class Repeated(Order):
         return out, torch.cat([lse * LOG2E, torch.ones_like(lse)], 1)
 
     def put(self, into: Sequence[Tensor], rows: Sequence[Tensor], more: bool) -> None:
+        """Put what there is in `room` where it belongs, as `Blocks.put` does."""
         if self.each is None:
             return
         (out,), (tops, totals) = rows
@@ -288,11 +281,12 @@ class Repeated(Order):
         logs = tops.take(self.each) / LOG2E
         lse = (logs + totals.take(self.each).log_()).logsumexp(-1, keepdim=True)
         out = _summed(out, self.each, logs.sub_(lse).exp_())
-        super().put(into, (out[None], lse.T), more)
+        self.blocks.put(into, (out[None, None], lse.T[None]), more)
 
-    def add(self, into: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+    def add(self, into: Tensor, rows: Tensor) -> None:
+        """Add what there is in `room` to the rows [1, rows, e] that it stands for."""
         if self.each is not None:
-            super().add(into, [_summed(x[0], self.each)[None] for x in rows])
+            self.blocks.add(into, _summed(rows[0], self.each)[None, None])
 
 
 def _summed(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -312,18 +306,16 @@ class Step:
     """What computes a piece in less time than the flash kernel and its backward, if there is
     something: both from the tensors of these, the bias, the scale, and where results go."""
 
+    repeated: Repeated | None = None
+    """Where the results of queries go that are computed at several places, if some are."""
+
     weigh: Callable[[Piece, Sequence[Tensor], Sequence[Tensor]], None] | None = None
     """Takes the gradients of the factors of keys and values of a piece, from those of both."""
 
     def __init__(self, batches: Sequence[Batch], positions: Positions, merges: bool) -> None:
         self.merges = merges
         q, k = [batch.q for batch in batches], [batch.k for batch in batches]
-        self.q_order = self.k_order = AS_THEY_LIE
-        if not follows(q):
-            rows = np.concatenate([x.ravel() for x in q])
-            self.q_order = Order(rows)
-            places = np.split(np.arange(len(rows)), np.cumsum([x.size for x in q])[:-1])
-            q = [at.reshape(x.shape) for at, x in zip(places, q, strict=True)]
+        self.k_order = AS_THEY_LIE
         if not follows(k):
             order, k = in_order(k)
             self.k_order = Order(order)
@@ -402,7 +394,7 @@ class TensorBatch(DeviceBatch):
         """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers, of one run where
         that is long; `scored` where scores are among them."""
         # keys that are read where they lie take no memory; their gradients always do
-        lying = Blocks(self.k).distance is not None and not back
+        lying = Blocks(self.k).lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
         if self.tiled is not None:
             per_block = max(per_block, self.height * self.width)
@@ -476,14 +468,13 @@ class WalkingKernel(SoftmaxKernel):
             rows, (out, lse) = rows.to(kind), lines
             keys, values = [x[of_k].flatten(*self.of_keys).to(kind) for x in (k, v)]
             for step in steps:
-                queries = step.q_order
-                (q_now,) = queries.take(queries=rows)
+                repeated, bent = step.repeated, scores and scores.scores.bends
                 k_now, v_now = step.k_order.take(keys=keys, values=values)
-                now = queries.room(result=out, sums=lse)
-                merges, bent = queries.natural and step.merges, scores and scores.scores.bends
+                now = repeated.room(result=out, sums=lse) if repeated else lines
+                merges = step.merges and not repeated
                 for piece in step.pieces(rows.shape[0], q.shape[-1], False, scores is not None):
                     bias, room = piece.bias(padding, wide), None
-                    parts = *piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now)
+                    parts = *piece.q.read(q=rows), *piece.k.read(k=k_now, v=v_now)
                     if scores is not None and not bent:
                         bias = scores.added(piece, bias, wide)
                     if bent:
@@ -494,9 +485,10 @@ class WalkingKernel(SoftmaxKernel):
                     else:
                         part = flash(*parts, 0.0, False, attn_mask=bias, scale=scale)
                     if room is None:
-                        raw = queries.raw(part) if isinstance(queries, Repeated) else part
+                        raw = repeated.raw(part) if repeated else part
                         piece.into.put(now, raw, merges)
-                queries.put(lines, now, step.merges)
+                if repeated:
+                    repeated.put(lines, now, step.merges)
             clear_empty(out, lse)
             _put_back([x[of_q] for x in result], lines)
         return result[0].to(q.dtype), result[1]
@@ -520,17 +512,16 @@ class WalkingKernel(SoftmaxKernel):
             names = ("grad", "q", "out", "lse")
             bent = scores is not None and (scores.learned or scores.scores.bends)
             for step in steps:
-                queries, order = step.q_order, step.k_order
+                repeated, order = step.repeated, step.k_order
                 k_now, v_now = order.take(keys=keys, values=values)
                 mine, narrow = rows, step.backward is not None and not bent
                 if narrow:
                     mine = [*rows[:2], (rows[0] * rows[2]).sum(-1, keepdim=True), rows[3]]
-                now = queries.take(**{f"{x}_rows": y for x, y in zip(names, mine, strict=True)})
-                q_sums = queries.room(query_gradients=lines[0])
+                q_sums = repeated.room(query_gradients=lines[0]) if repeated else lines[:1]
                 sums = order.zeros(key_gradients=lines[1], value_gradients=lines[2])
                 for piece in step.pieces(rows[1].shape[0], q.shape[-1], True, scores is not None):
                     bias, room = piece.bias(padding, wide), None
-                    *above, out_now, lse_now = piece.q.read(**dict(zip(names, now, strict=True)))
+                    *above, out_now, lse_now = piece.q.read(**dict(zip(names, mine, strict=True)))
                     both = piece.k.read(k=k_now, v=v_now)
                     parts = *above, *both, out_now, lse_now.contiguous()
                     if scores is not None and not bent:
@@ -538,11 +529,11 @@ class WalkingKernel(SoftmaxKernel):
                     if bent:
                         grads = scores.backward(piece, parts, bias, scale)
                     elif narrow:
-                        room = None if queries.natural else piece.into.views(*q_sums)
+                        room = piece.into.views(*q_sums) if repeated else None
                         grads = step.backward(parts, bias, scale, room)
                     else:
                         grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
-                    if queries.natural:
+                    if not repeated:
                         piece.q.add(q_sums[0], grads[0])
                     elif room is None:
                         piece.into.put(q_sums, grads[:1], False)
@@ -550,7 +541,8 @@ class WalkingKernel(SoftmaxKernel):
                         piece.k.add(total, share)
                     if step.weigh is not None:
                         step.weigh(piece, both, grads[1:])
-                queries.add(lines[:1], q_sums)
+                if repeated:
+                    repeated.add(lines[0], q_sums[0])
                 order.add(lines[1:], sums)
             _put_back(targets, lines)
         grads = (x.to(y.dtype) for x, y in zip(into, (q, k, v), strict=True))

@@ -65,7 +65,7 @@ def listed_steps(
                 columns[-1][own[places]] = first + places
                 listed.first, first = first, first + own.size
                 spread = torch.from_numpy(np.stack(columns, 1)) if first == total else None
-                listed.q_order = Repeated(np.arange(len(columns[-1])), spread, total)
+                listed.repeated = Repeated(np.arange(len(columns[-1])), spread, total)
             yield listed
 
 
@@ -134,7 +134,6 @@ class ListedStep(Step):
             self.nbytes = self.masks.nbytes
             first = torch.arange(len(there), device="cpu")[:, None] * most
             self.place = (first + masked.cumsum(1) - 1).flatten()
-        self.q_order: Order = AS_THEY_LIE
         if tall:
             self.groups = [(each, 0) for each in self._by_queries(there.numpy())]
         else:
@@ -142,7 +141,7 @@ class ListedStep(Step):
             at = places[:, None] * self.height + np.arange(self.height)[:, None]
             count = sum([each.size for each, _ in self.groups]) * self.height
             at = torch.from_numpy(np.where(places[:, None] < 0, count, at).reshape(-1, self.width))
-            self.q_order = Repeated(rows.ravel(), at, count)
+            self.repeated = Repeated(rows.ravel(), at, count)
 
     def _by_queries(self, there: np.ndarray) -> Iterator[np.ndarray]:
         """The entries [G, C] of query tiles that have as many, with masks by themselves."""
@@ -215,7 +214,7 @@ class ListedPiece(Piece):
             # results of all entries lie one behind the other
             self.into = Blocks(np.arange(first, first + entries.size)[None], step.height)
             # these rows follow one another, which is known without a look at them
-            self.into.distance = 1
+            self.into.lattice = 1, 1
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
         step, (count, many) = self.step, self.entries.shape
@@ -243,7 +242,7 @@ class ListedPiece(Piece):
     def places(self, alike: bool) -> tuple[Tensor, Tensor, Tensor]:
         placed, order = self.step.placed, self.step.k_order
         q, k = (x.index.view(x.count, -1) for x in (self.q, self.k))
-        k = k if order.natural else order.blocks.index[k]
+        k = order.blocks.index[k] if order.blocks else k
         heads = (q // placed.n_q) % (placed.heads * placed.repeat)
         return q % placed.n_q, k % placed.n_k, heads
 
