@@ -299,7 +299,7 @@ def _summed(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 class Step:
-    """The batches of one step, and both sides as they are read: where they lie, or put in order."""
+    """The batches of one step, and its keys as they are read: where they lie, or put in order."""
 
     forward: Any = None
     backward: Any = None
@@ -314,12 +314,11 @@ class Step:
 
     def __init__(self, batches: Sequence[Batch], positions: Positions, merges: bool) -> None:
         self.merges = merges
-        q, k = [batch.q for batch in batches], [batch.k for batch in batches]
-        self.k_order = AS_THEY_LIE
+        k, self.k_order = [batch.k for batch in batches], AS_THEY_LIE
         if not follows(k):
             order, k = in_order(k)
             self.k_order = Order(order)
-        each = zip(batches, q, k, strict=True)
+        each = zip(batches, k, strict=True)
         self.batches = [TensorBatch(*sides, positions) for sides in each]
         self._pieces: dict[tuple[int, int, bool, bool], tuple[Piece, ...]] = {}
 
@@ -361,11 +360,11 @@ class Piece:
 
 
 class TensorBatch(DeviceBatch):
-    """A batch with its rows as they are read, and what its masks add."""
+    """A batch with its keys as they are read, and what its masks add."""
 
-    def __init__(self, tables: Batch, q: np.ndarray, k: np.ndarray, positions: Positions) -> None:
+    def __init__(self, tables: Batch, k: np.ndarray, positions: Positions) -> None:
         super().__init__(tables, torch.device("cpu"))
-        self.tables, self.q, self.k, self.positions = tables, q, k, positions
+        self.tables, self.q, self.k, self.positions = tables, tables.q, k, positions
         # masks of blocks, each its own, are kept from call to call as long as they are small
         size = self.blocks * self.height * self.width if self.differ else 0
         self.kept = None if size > LIMITS.mask_kept else self.added(0, self.blocks)

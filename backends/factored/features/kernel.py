@@ -106,7 +106,7 @@ class FeatureKernel(Summing):
 
     def outputs(self, given: Given) -> Outputs:
         """What these are worth, as `worth` has it."""
-        return self.worth(self.sums(given))
+        return given.worth()
 
 
 def by_head(q: Tensor, outputs: Outputs) -> Outputs:

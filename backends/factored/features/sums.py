@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from attnspec.backends.common.merging import LOWEST, joined, wide_type
+from attnspec.backends.common.merging import LOWEST, Outputs, joined, wide_type
 from attnspec.backends.common.torch_modes import (
     Function,
     derivatives,
@@ -217,7 +217,8 @@ class Given(NamedTuple):
                 # sums of a gate are the ones that are meant, since what it forgets is gone
                 log = log + (start[..., None] + rows).to(kind)
         weights = weights if ratio == 1 else torch.cat([weights] * ratio, -2)
-        y = (pairs * weights) @ w + before
+        rows, pairs, values = (x.flatten(0, 1) for x in (before, pairs * weights, w))
+        y = torch.baddbmm(rows, pairs, values).view(before.shape)
 
         def in_order(x: Tensor) -> Tensor:
             return torch.unflatten(x, 2, (ratio, chunk)).transpose(1, 2).flatten(2, 3)
@@ -232,6 +233,10 @@ class Given(NamedTuple):
             state = State(state.sums, self.no_frame())
         out, log, sums, base = uncast(_summed, self, state)
         return (out, log.detach()), State(sums, base.detach())
+
+    def worth(self) -> Outputs:
+        """What the sums of all queries are worth, which are divided as long as they are near."""
+        return cast(Outputs, uncast(_worth, self, self.no_keys()))
 
 
 def _sizes(count: int, step: int) -> list[int]:
@@ -264,6 +269,14 @@ def _summed(given: Given, state: State) -> tuple[Tensor, ...]:
             rows += [] if sums is None else [(sums, log)]
         outs.append([*(joined(x, 2) for x in zip(*rows, strict=True)), *states])
     return tuple(joined(x, 0) for x in zip(*outs, strict=True))
+
+
+def _worth(given: Given, state: State) -> tuple[Any, ...]:
+    outs = list[Any]()
+    for part, states in given.parts(state):
+        sums, log, *_ = _summed(part, states)
+        outs.append(given.how.worth((sums, log.detach())))
+    return tuple(None if x[0] is None else joined(x, 0) for x in zip(*outs, strict=True))
 
 
 # --- derivatives ---------------------------------------------------------------------------------
