@@ -115,7 +115,7 @@ class Limits:
     product: int = _limit(1 << 20, 128)  # numbers of one product: what stays in the cache
     partials: int = _limit(1 << 23, 512)  # numbers of the partial results of a chunk
     queries_together: int = _limit(1 << 18, 64)  # numbers of queries of a part
-    heads_together: int = _limit(1 << 20, 256)  # numbers of queries or keys that are put in order
+    heads_together: int = _limit(1 << 20, 256)  # numbers of queries or keys of some heads
     pairs_at_once: int = _limit(1 << 22, 64)  # pairs that are evaluated in one go
     listed_at_once: int = _limit(1 << 18, 16)  # pairs or progressions that are listed in one go
     rows_listed: int = _limit(256, 2)  # rows that are listed in one go at least

@@ -231,12 +231,12 @@ class Given(NamedTuple):
         if self.gate:
             # the frames of a gate count from the state
             state = State(state.sums, self.no_frame())
-        out, log, sums, base = uncast(_summed, self, state)
+        out, log, sums, base = uncast(partial(_by_parts, _summed), self, state)
         return (out, log.detach()), State(sums, base.detach())
 
     def worth(self) -> Outputs:
-        """What the sums of all queries are worth, which are divided as long as they are near."""
-        return cast(Outputs, uncast(_worth, self, self.no_keys()))
+        """What the sums of all queries are worth, divided while they are in the cache."""
+        return cast(Outputs, uncast(partial(_by_parts, _worth), self, self.no_keys()))
 
 
 def _sizes(count: int, step: int) -> list[int]:
@@ -258,25 +258,25 @@ def states_of(state: Tensor, g: Tensor, w: Tensor, frames: Frames | None) -> lis
     return states
 
 
-def _summed(given: Given, state: State) -> tuple[Tensor, ...]:
-    outs = list[Any]()
-    run = partial(lean, Given.step) if given.is_wide else Given.step
-    for part, states in given.parts(state):
-        rows = []
-        for block in part.blocks():
-            sums, log, after, base = run(block, states)
-            states = states if after is None else State(after, base)
-            rows += [] if sums is None else [(sums, log)]
-        outs.append([*(joined(x, 2) for x in zip(*rows, strict=True)), *states])
-    return tuple(joined(x, 0) for x in zip(*outs, strict=True))
-
-
-def _worth(given: Given, state: State) -> tuple[Any, ...]:
-    outs = list[Any]()
-    for part, states in given.parts(state):
-        sums, log, *_ = _summed(part, states)
-        outs.append(given.how.worth((sums, log.detach())))
+def _by_parts(run: Callable[..., Any], given: Given, state: State) -> tuple[Any, ...]:
+    """What `run` makes of some key heads after the others."""
+    outs = [run(*part) for part in given.parts(state)]
     return tuple(None if x[0] is None else joined(x, 0) for x in zip(*outs, strict=True))
+
+
+def _summed(given: Given, state: State) -> tuple[Any, ...]:
+    rows = list[Any]()
+    run = partial(lean, Given.step) if given.is_wide else Given.step
+    for block in given.blocks():
+        sums, log, after, base = run(block, state)
+        state = state if after is None else State(after, base)
+        rows += [] if sums is None else [(sums, log)]
+    return *(joined(x, 2) for x in zip(*rows, strict=True)), *state
+
+
+def _worth(given: Given, state: State) -> Outputs:
+    sums, log, *_ = _summed(given, state)
+    return given.how.worth((sums, log.detach()))
 
 
 # --- derivatives ---------------------------------------------------------------------------------
